@@ -237,3 +237,18 @@ def statements(dialect: str) -> list[str]:
     }
     shared = [f"CREATE VIEW {name} AS {query.format(**words)}" for name, query in SHARED.items()]
     return [*shared, f"CREATE VIEW admin_conversations AS {CONVERSATIONS[dialect]}"]
+
+
+def extended(dialect: str, name: str, last: str, added: str) -> list[str]:
+    """Return what makes a view of the first release again, with columns `added` (comma-separated) after its `last`.
+
+    A later revision that extends the same view has to name the columns of the earlier ones too.
+    """
+    (created,) = (one for one in statements(dialect) if one.startswith(f"CREATE VIEW {name} "))
+    view = created.replace(f"{last}\n        FROM", f"{last}, {added}\n        FROM")
+    # A colon begins no parameter in them.
+    view = view.replace(":", r"\:")
+    if dialect == "sqlite":
+        return [f"DROP VIEW {name}", view]
+    # A view that is replaced keeps its grants, and the views that read it.
+    return [view.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1)]

@@ -74,16 +74,8 @@ def upgrade() -> None:
         sa.Index("ix_erased_responses_project_erased_at", "project", "erased_at"),
         comment="ids of stored responses that were deleted with their trajectories, to say so to a request for one",
     )
-    dialect = op.get_bind().dialect.name
-    (created,) = (one for one in initial_views.statements(dialect) if one.startswith("CREATE VIEW admin_completions "))
-    view = created.replace("created_at\n        FROM", f"created_at, {ADDED}\n        FROM")
-    if dialect == "sqlite":
-        op.execute(sa.text("DROP VIEW admin_completions"))
-    else:
-        # A view that is replaced keeps its grants, and the views that read it.
-        view = view.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1)
-    # A colon begins no parameter here.
-    op.execute(sa.text(view.replace(":", r"\:")))
+    for statement in initial_views.extended(op.get_bind().dialect.name, "admin_completions", "created_at", ADDED):
+        op.execute(sa.text(statement))
     _add_answer_ids()
     failed = sa.text("state = 'failed'")
     op.create_index(

@@ -40,7 +40,7 @@ from whetstone.database.engine import read_sqlite, run_sqlite
 from whetstone.database.postgres_stats import Statistics
 from whetstone.database.types import storable
 from whetstone.domain.states import TrajectoryStatus
-from whetstone.domain.why_not_trained import OF_COMPLETIONS, WhyNotTrained
+from whetstone.domain.why_not_trained import OF_COMPLETIONS, WhyNotTrained, name_of
 from whetstone.privacy.store import announce_writer, requested_since
 
 c, t = schema.completions.c, schema.trajectories.c
@@ -233,12 +233,12 @@ def _reason(before: _OpenTrajectory, one: NewCompletion, row: CompletionRow) -> 
     A reason that all its completions have wins over what the trajectory waits for. The first one counts, unless it came
     by accident.
     """
-    is_first, name = before.counted.completions == 0, (before.reason or "").partition(":")[0]
-    if before.state not in _UNREWARDED or not (is_first or name in OF_COMPLETIONS):
+    is_first = before.counted.completions == 0
+    if before.state not in _UNREWARDED or not (is_first or name_of(before.reason or "") in OF_COMPLETIONS):
         return before.reason
     if row.why_not_trained is None:
         return before.reason if is_first else WhyNotTrained.NO_REWARD.value
-    if name in _ACCIDENTS or (is_first and one.call.address.trains):
+    if before.reason in _ACCIDENTS or (is_first and one.call.address.trains):
         return row.why_not_trained
     return before.reason
 

@@ -5,6 +5,7 @@ a field without a class. Everything here was read in vLLM 0.32; `source` says wh
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -198,7 +199,7 @@ _CONSTRAINTS: Mapping[str, Reader] = {
 """Fields that are recorded among the constraints -> how each is read."""
 
 
-class SampledRequest:
+class SampledRequest(ABC):
     """What requests of both kinds that vLLM samples answers to have in common."""
 
     capturable: bool
@@ -210,9 +211,9 @@ class SampledRequest:
         """What vLLM gets, and what the app sent."""
         self._for_vllm = captured
 
+    @abstractmethod
     def why_not_trained(self) -> str | None:
         """Return why no step may train on the answer, or None if it may."""
-        raise NotImplementedError
 
     def explore(self, temperature: float) -> bool:
         """Sample at this temperature instead of 0, if nothing else keeps the answer from training."""

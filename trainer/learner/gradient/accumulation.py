@@ -90,25 +90,29 @@ class Accumulation:
         vocabulary = cast(Tensor, self._reading.head.weight).shape[0]
         rows = [_made_up_row(start % vocabulary, row_tokens, vocabulary) for start in range(tokens // row_tokens)]
         terms = self._objective.terms(rows, version_in=0, kind="grpo")
-        before = [weight.grad for weight in self._weights]
-        for weight in self._weights:
-            weight.grad = None
+        before = self._take_gradients()
         fits = self._add_whole(terms, range(len(rows)), Sums())
-        for weight, gradient in zip(self._weights, before, strict=True):
-            weight.grad = gradient
+        self._put_gradients(before)
         return fits
+
+    def _take_gradients(self) -> list[Tensor | None]:
+        """Leave the weights without a gradient, and return what they had."""
+        gradients = [weight.grad for weight in self._weights]
+        self._put_gradients([None] * len(gradients))
+        return gradients
+
+    def _put_gradients(self, gradients: Iterable[Tensor | None]) -> None:
+        for weight, gradient in zip(self._weights, gradients, strict=True):
+            weight.grad = gradient
 
     def _add_whole(self, terms: Terms, places: Sequence[int], sums: Sums) -> bool:
         """Add the rows' gradient and sums; return False, and add nothing, where memory runs out."""
-        before = [weight.grad for weight in self._weights]
-        for weight in self._weights:
-            weight.grad = None
+        before = self._take_gradients()
         try:
             sums_8, read = self._objective.backward(terms, places)
             figures = sums_8.tolist()
         except Exception as error:
-            for weight, gradient in zip(self._weights, before, strict=True):
-                weight.grad = gradient
+            self._put_gradients(before)
             if not memory.ran_out(error):
                 raise
             log.warning("no memory for a micro-batch of %d rows, %d tokens", len(places), self._tokens(terms, places))
