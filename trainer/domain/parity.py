@@ -72,10 +72,10 @@ class Readings:
     """With twice the candidate's LoRA."""
 
 
-def parity(own: Readings, parent_served: Logprobs, parent_trained: Logprobs) -> Parity:
-    """Compare server and trainer on the candidate's tokens, and on its parent's."""
+def parity(own: Readings, parent_k3: float) -> Parity:
+    """Compare server and trainer on the candidate's tokens, with its parent's k3 beside."""
     share, error = served_share(own)
-    return Parity(mean_k3(own.served, own.trained), mean_k3(parent_served, parent_trained), share, error)
+    return Parity(mean_k3(own.served, own.trained), parent_k3, share, error)
 
 
 def served_share(own: Readings) -> tuple[float, float]:

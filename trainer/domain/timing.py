@@ -16,6 +16,15 @@ class Phases:
         self._seconds: dict[str, float] = {}
         self.renew = renew
 
+    def seconds(self, name: str) -> float:
+        """Return the seconds of a phase that is over."""
+        return self._seconds[name]
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the step began."""
+        return time.perf_counter() - self._began
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
@@ -27,4 +36,4 @@ class Phases:
 
     def columns(self, sampled_tokens: int = 0) -> dict[str, Any]:
         """Return the step's time so far, by column."""
-        return timed(time.perf_counter() - self._began, self._seconds, sampled_tokens)
+        return timed(self.elapsed_s, self._seconds, sampled_tokens)

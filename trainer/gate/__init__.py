@@ -1,6 +1,6 @@
 """Decide whether a new version, the candidate, goes live.
 
-`candidate_probe` loads it into vLLM and has `probe` ask it a few prompts. `controller` then moves it through the tests
-that the settings ask for, which compare its rewards with those of the live version, and goes on watching it once it is
-live.
+`candidate_probe` loads it into vLLM and has `probe` ask it a few prompts; `answers` holds the answers.
+`controller` then moves it through the tests that the settings ask for, which compare its rewards with those of the live
+version, and goes on watching it once it is live.
 """

@@ -1,13 +1,12 @@
 """Load a new version into vLLM and probe it; retry once if vLLM is down meanwhile."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from trainer.domain.claims import Claim, Probe
-from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
+from trainer.gate.answers import SteppedRows
 from trainer.gate.probe import CHATS, CandidateUnfit, run_probe
 from trainer.learner.learner import Learner
 from trainer.store.unit_of_work import Store
@@ -26,7 +25,7 @@ def load_and_probe(
     claim: Claim,
     folder: Path,
     learner: Learner,
-    rows: Sequence[Row],
+    step: SteppedRows,
     store: Store,
     settings: Settings,
     phases: Phases,
@@ -44,7 +43,7 @@ def load_and_probe(
     chats = store.tool_chats(claim, CHATS)
 
     def probed(vllm: Vllm) -> Probe:
-        return run_probe(vllm, claim, learner, rows, chats, settings.gate, phases.renew)
+        return run_probe(vllm, claim, learner, step, chats, settings.gate, phases)
 
     again = False
     while True:

@@ -4,12 +4,17 @@ The candidate's tokens, read again by the trainer, show whether vLLM serves what
 The parent's tokens, read by the trainer that now holds the candidate, show how far it has moved: the mean of k3 =
 exp(d) - 1 - d with d = candidate's logprob - parent's estimates KL(parent || candidate), in nats per token
 (http://joschu.net/blog/kl-approx.html). Lengths, and tool calls where tools were offered, are compared directly.
+
+What the parent has answered in the step's own rows is not sampled again where it is enough. How many tokens are sampled
+and read is bounded by a share of the step's time (`gate.probe_share`).
 """
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,21 +22,32 @@ import msgspec
 from trainer.domain.claims import Claim, Probe, ToolChat
 from trainer.domain.figures import mean_k3
 from trainer.domain.parity import Parity, Readings, parity
-from trainer.domain.rows import Answer, Row
+from trainer.domain.rows import Row
+from trainer.domain.timing import Phases
 from trainer.errors import TrainerError
+from trainer.gate.answers import Answers, Prompt, SteppedRows, from_rows, tokens_like_the_probes
 from trainer.learner.learner import Learner
 from whetstone.config.gate import GateSettings
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused
 
-PROMPTS = 4
+PROMPTS = 2
+"""With long prompts these are most of what is read."""
 TOKENS = 16
 """Longest answer to a probe prompt."""
-ENOUGH_TOKENS = 512
-"""Tokens of each version that are compared: in 16 bits a few tokens carry most of the noise."""
-CHOICES, MOST_CHOICES = 8, 64
-"""Answers to a prompt that are sampled at once: the first time, and at most."""
+ENOUGH_TOKENS, LEAST_TOKENS = 512, 128
+"""Tokens of a version that are compared where there is time for them, since in 16 bits a few tokens carry most of the
+noise, and however long it takes.
+"""
+READINGS = 3
+"""How often the candidate's answers are read: with the candidate, the base model, and twice the LoRA."""
+MOST_CHOICES = 64
+"""Most answers to a prompt that are sampled at once."""
 ROUNDS = 4
-"""Most times that a version is asked; with very short answers it stays below ENOUGH_TOKENS."""
+"""Most requests to a version; with very short answers it stays below ENOUGH_TOKENS."""
+PARENT_TOKENS, PARENT_ANSWERS = 256, 16
+"""Fewest tokens of the step that show the noise of server and trainer, and fewest answers that show distance and
+length; with fewer, the parent answers the prompts as well.
+"""
 DRAWS = 2
 """A candidate that vLLM seems to serve wrongly is asked again, with other seeds, before it is rejected."""
 CHATS = 4
@@ -41,8 +57,6 @@ CHAT_TIMEOUT_S = 60.0
 BAD_REQUEST, NOT_LOADED = 400, 404
 """A server that was restarted answers 404 for an adapter that it has not loaded."""
 
-
-Prompt = tuple[int, ...]
 
 log = logging.getLogger(__name__)
 
@@ -83,98 +97,98 @@ class _Chat(msgspec.Struct):
     usage: _Usage
 
 
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """Answers of one version, and vLLM's logprobs of all their tokens, in nats."""
-
-    answers: list[Answer]
-    logprobs: list[float]
-
-    @property
-    def length(self) -> float:
-        """Mean tokens of an answer."""
-        return len(self.logprobs) / len(self.answers)
-
-    def read_by(self, learner: Learner) -> list[float]:
-        """Return the trainer's logprobs of the tokens, with the weights that the learner has now."""
-        return [logprob for logprobs in learner.logprobs_of(self.answers) for logprob in logprobs]
-
-
 class _ProbedVersions:
     """The candidate and its parent on one server, with a count of the tokens they sampled."""
 
-    def __init__(self, vllm: Vllm, claim: Claim) -> None:
+    def __init__(self, vllm: Vllm, claim: Claim, budget_s: float, forward_s: float) -> None:
+        """`budget_s`: half for sampling, half for reading. `forward_s`: a token in a forward pass. Both in seconds."""
         self._vllm = vllm
         self._parent = claim.name_in
         self._candidate = claim.name_out
+        self._sampling_s = budget_s / 2
+        self._readable = budget_s / 2 / (READINGS * forward_s)
         self.tokens = 0
 
-    def sample(self, prompts: Sequence[Prompt], draw: int, *, parent: bool) -> "_Answers":
-        """Return answers to the prompts, with at least ENOUGH_TOKENS tokens unless all are very short."""
+    def sample(self, prompts: Sequence[Prompt], draw: int, most: int, length: float, *, parent: bool) -> Answers:
+        """Return answers to the prompts, LEAST_TOKENS to ENOUGH_TOKENS tokens, as there is time to sample and read.
+
+        `most`: tokens of the longest answer. `length`: their mean, as far as that is known.
+        """
         name = self._parent if parent else self._candidate
-        answers = _Answers([], [])
-        choices = CHOICES
+        answers = Answers()
+        enough = min(ENOUGH_TOKENS, max(LEAST_TOKENS, self._readable - sum(map(len, prompts))))
+        wanted, began = float(LEAST_TOKENS), time.monotonic()
         for number in range(ROUNDS):
             seed = (draw * ROUNDS + number) * MOST_CHOICES
-            for prompt_ids, sampled in zip(
-                prompts, self._vllm.sample_many(name, prompts, TOKENS, seed, choices), strict=True
-            ):
-                answers.answers.extend(Answer("", prompt_ids, tuple(one.token_ids)) for one in sampled)
-                answers.logprobs.extend(logprob for one in sampled for logprob in one.logprobs)
-            tokens = len(answers.logprobs)
-            if tokens >= ENOUGH_TOKENS:
+            choices = min(MOST_CHOICES, math.ceil(wanted / (length * len(prompts))))
+            sampled = self._vllm.sample_many(name, prompts, most, seed, choices)
+            for prompt_ids, choices_of_prompt in zip(prompts, sampled, strict=True):
+                for one in choices_of_prompt:
+                    answers.add(prompt_ids, one.token_ids, one.logprobs)
+            tokens, took_s = len(answers.logprobs), time.monotonic() - began
+            length = answers.length
+            in_time = tokens * max(0.0, self._sampling_s / took_s - 1)
+            wanted = LEAST_TOKENS - tokens if tokens < LEAST_TOKENS else min(enough - tokens, in_time)
+            if wanted <= 0 or (tokens >= LEAST_TOKENS and wanted < length * len(prompts)):
                 break
-            expected = tokens / len(answers.answers) * len(prompts)
-            choices = min(MOST_CHOICES, math.ceil((ENOUGH_TOKENS - tokens) / expected))
         self.tokens += len(answers.logprobs)
         return answers
 
     def called(self, chats: Sequence[ToolChat], *, parent: bool) -> list[bool]:
-        """Return, for each complete answer, whether it calls only offered tools, with JSON objects as arguments."""
-        valid = []
-        for seed, chat in enumerate(chats):
-            body = {
-                "model": self._parent if parent else self._candidate,
-                "messages": chat.messages,
-                "tools": chat.tools,
-                "max_tokens": TOOL_TOKENS,
-                "seed": seed,
-            }
-            try:
-                chat_response = msgspec.convert(
-                    self._vllm.answer("POST", "/v1/chat/completions", body, CHAT_TIMEOUT_S), _Chat
-                )
-                (choice,) = chat_response.choices
-            except VllmRefused as error:
-                if error.status == BAD_REQUEST:  # about this chat, for any model: for example, no room for an answer
-                    continue
-                raise
-            except ValueError as error:
-                raise VllmRefused(f"{body['model']} answers, but not as vLLM does: {error}") from error
-            self.tokens += chat_response.usage.completion_tokens
-            if choice.finish_reason != "length":
-                valid.append(_calls(choice.message, chat.tools))
-        return valid
+        """Return, for each complete answer, whether it calls only offered tools, with JSON objects as arguments.
+
+        All chats are sent at once.
+        """
+        with ThreadPoolExecutor(max_workers=len(chats)) as threads:
+            chat_answers = list(threads.map(partial(self._chat, parent=parent), range(len(chats)), chats))
+        self.tokens += sum(answer.usage.completion_tokens for answer in chat_answers if answer is not None)
+        complete = [
+            (answer.choices[0].message, chat.tools)
+            for answer, chat in zip(chat_answers, chats, strict=True)
+            if answer is not None and answer.choices[0].finish_reason != "length"
+        ]
+        return [_calls(message, tools) for message, tools in complete]
+
+    def _chat(self, seed: int, chat: ToolChat, *, parent: bool) -> "_Chat | None":
+        """Return the answer; None where vLLM refuses this chat from any model: for example, no room for an answer."""
+        body = {
+            "model": self._parent if parent else self._candidate,
+            "messages": chat.messages,
+            "tools": chat.tools,
+            "max_tokens": TOOL_TOKENS,
+            "seed": seed,
+        }
+        try:
+            answer = msgspec.convert(self._vllm.answer("POST", "/v1/chat/completions", body, CHAT_TIMEOUT_S), _Chat)
+            (_,) = answer.choices
+        except VllmRefused as error:
+            if error.status == BAD_REQUEST:
+                return None
+            raise
+        except ValueError as error:
+            raise VllmRefused(f"{body['model']} answers, but not as vLLM does: {error}") from error
+        return answer
 
 
 def run_probe(
     vllm: Vllm,
     claim: Claim,
     learner: Learner,
-    rows: Sequence[Row],
+    step: SteppedRows,
     chats: Sequence[ToolChat],
     gate: GateSettings,
-    renew: Callable[[], None],
+    phases: Phases,
 ) -> Probe:
-    """Let candidate and parent answer, and compare. `learner` holds the candidate, `renew` renews the step's lease.
+    """Let candidate and parent answer, and compare. `learner` holds the candidate, `phases` are the step's so far.
 
     Raises:
         CandidateUnfit: a number is not finite, or one is out of its bounds (`gate.max_k3` and those below it).
         VllmDown: the server cannot be reached, or has lost what it had loaded.
     """
-    speakers = _ProbedVersions(vllm, claim)
+    budget_s = phases.elapsed_s * gate.probe_share / (1 - gate.probe_share)
+    speakers = _ProbedVersions(vllm, claim, budget_s, step.forward_s)
     try:
-        return _measured(speakers, claim, learner, rows, chats, gate, renew)
+        return _measured(speakers, claim, learner, step, chats, gate, phases.renew)
     except VllmRefused as error:
         if error.status == NOT_LOADED or not vllm.healthy():
             raise VllmDown(f"it went away, and with it what it had loaded: {error}") from error
@@ -185,22 +199,31 @@ def _measured(
     speakers: _ProbedVersions,
     claim: Claim,
     learner: Learner,
-    rows: Sequence[Row],
+    step: SteppedRows,
     chats: Sequence[ToolChat],
     gate: GateSettings,
     renew: Callable[[], None],
 ) -> Probe:
-    prompts = list(dict.fromkeys(row.token_ids_T[: row.sampled_T.index(True)] for row in rows))[:PROMPTS]
+    in_step = from_rows(step.rows, claim.version_in, TOKENS)
+    prompts = in_step.common_prompts(PROMPTS) or _first_prompts(step.rows)
+    before = in_step.to(set(prompts))
+    most, length = (before.longest(TOKENS, learner.ends), before.length) if before.answers else (TOKENS, TOKENS)
+    noise = step.mismatch_k3 if tokens_like_the_probes(step.rows, claim.version_in) >= PARENT_TOKENS else None
     for draw in range(DRAWS):
-        own = speakers.sample(prompts, draw, parent=False)
+        own = speakers.sample(prompts, draw, most, length, parent=False)
         renew()
-        before = speakers.sample(prompts, draw, parent=True)
-        renew()
-        served = _parity(own, before, learner, claim)
+        if noise is None or len(before.answers) < PARENT_ANSWERS:
+            before = speakers.sample(prompts, draw, most, length, parent=True)
+            renew()
+        if noise is None:
+            with learner.as_version(claim.adapter_in):
+                noise = mean_k3(before.logprobs, before.read_by(learner))
+        served, moved = _compared(own, before, noise, learner)
         why_not = served.why_not(gate.max_k3)
         if why_not is None:
             break
         log.warning("step %s: draw %d of %d: %s", claim.id, draw + 1, DRAWS, why_not)
+        noise = None  # the next draw samples both
         renew()
     figures = {
         "k3": served.k3,
@@ -211,7 +234,7 @@ def _measured(
     if why_not is not None:
         raise CandidateUnfit(why_not, _probe(speakers, served.k3, figures))
     figures |= {
-        "parent_kl": mean_k3(before.logprobs, before.read_by(learner)),
+        "parent_kl": moved,
         "length": own.length,
         "parent_length": before.length,
         "length_ratio": own.length / before.length,
@@ -225,6 +248,11 @@ def _measured(
     if too_far is not None:
         raise CandidateUnfit(too_far, probe)
     return probe
+
+
+def _first_prompts(rows: Sequence[Row]) -> list[Prompt]:
+    """Return the first prompts of the rows, for a step without an answer of the parent."""
+    return list(dict.fromkeys(row.token_ids_T[: row.sampled_T.index(True)] for row in rows))[:PROMPTS]
 
 
 def _out_of_bounds(figures: Mapping[str, float], gate: GateSettings) -> str | None:
@@ -241,15 +269,18 @@ def _out_of_bounds(figures: Mapping[str, float], gate: GateSettings) -> str | No
     return None
 
 
-def _parity(own: _Answers, before: _Answers, learner: Learner, claim: Claim) -> Parity:
-    """Compare vLLM's logprobs with the trainer's. `learner` holds the candidate."""
-    with learner.as_version(claim.adapter_in):
-        parent = before.read_by(learner)
+def _compared(own: Answers, before: Answers, noise: float, learner: Learner) -> tuple[Parity, float]:
+    """Return how far vLLM and the trainer agree on the candidate's answers, and how far it is from its parent, in nats.
+
+    `learner` holds the candidate; `noise` is its parent's k3.
+    """
     with learner.as_version(None):
         base = own.read_by(learner)
     with learner.doubled():
         doubled = own.read_by(learner)
-    return parity(Readings(own.logprobs, own.read_by(learner), base, doubled), before.logprobs, parent)
+    both = own.beside(before).read_by(learner)  # equal prompts are read once
+    own_T, before_T = both[: len(own.logprobs)], both[len(own.logprobs) :]
+    return parity(Readings(own.logprobs, own_T, base, doubled), noise), mean_k3(before.logprobs, before_T)
 
 
 def _probe(speakers: _ProbedVersions, k3: float, figures: Mapping[str, float]) -> Probe:

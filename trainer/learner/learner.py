@@ -285,6 +285,11 @@ class Learner:
         }
 
     @property
+    def ends(self) -> frozenset[int]:
+        """The ids that end an answer."""
+        return self._reading.ends
+
+    @property
     def _probes(self) -> bool:
         """Whether the largest micro-batch is tried before the first step of this process."""
         wanted = self._settings.probe_memory

@@ -19,6 +19,7 @@ from trainer.domain.row_builder import StepRows, build_rows
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
 from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite, OutOfMemory, RowsDoNotFit
+from trainer.gate.answers import SteppedRows
 from trainer.gate.candidate_probe import load_and_probe
 from trainer.gate.probe import CandidateUnfit
 from trainer.learner.learner import Learner
@@ -172,7 +173,9 @@ def _take_claimed(
         manifest_sha256 = files.write(folder, learner, parent=claim.version_in, step=claim.number)
     store.trained(claim, step_columns(figures, members, taught, claim.kind, settings.trainer), folder, manifest_sha256)
     try:
-        probe = load_and_probe(replicas, claim, folder, learner, rows, store, settings, phases)
+        # A backward pass takes about twice as long as a forward pass.
+        stepped = SteppedRows(rows, figures.mismatch_k3, phases.seconds("train") / 3 / figures.read_tokens)
+        probe = load_and_probe(replicas, claim, folder, learner, stepped, store, settings, phases)
     except CandidateUnfit as unfit:
         store.reject(claim, str(unfit), unfit.probe, phases.columns(figures.sampled_tokens))
         log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)

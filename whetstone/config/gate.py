@@ -19,6 +19,9 @@ class GateSettings(Section):
     """Probe: largest mean k3 between vLLM's and the trainer's logprobs under the new adapter, in nats a token. Unset:
     four times the parent's own k3, at least 0.001 and at most 0.1; and what vLLM serves of the adapter's effect must
     not be off by a quarter and four standard errors."""
+    probe_share: float = Field(0.2, gt=0, lt=1)
+    """Probe: share of the step's time that it may take, as a rule. Where the server samples slowly, it is given fewer
+    tokens, 128 at the least."""
     max_parent_kl: float = Field(2.0, gt=0)
     """Probe: largest mean k3 from the parent to the candidate, in nats a token of the parent's."""
     max_length_ratio: float = Field(8.0, gt=1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from trainer.domain.figures import mean_k3
 from trainer.domain.parity import LARGEST_K3, Parity, Readings, parity, served_share
 
 TOKENS = 560
@@ -32,7 +33,7 @@ class Draw:
         trained = self.noisy(self.base_T + self.effect_T)
         doubled = self.noisy(self.base_T + 2 * self.effect_T)
         readings = Readings(self.noisy(self.base_T + served_T), trained, self.noisy(self.base_T), doubled)
-        return parity(readings, self.noisy(self.base_T), self.noisy(self.base_T))
+        return parity(readings, mean_k3(self.noisy(self.base_T), self.noisy(self.base_T)))
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.01, 0.1, 0.5])

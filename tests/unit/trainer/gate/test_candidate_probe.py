@@ -195,10 +195,26 @@ def test_a_candidate_that_seems_wrong_once_is_asked_again_with_other_seeds(gate:
     assert gate.decision().figures["k3"] < 1e-6
 
 
-def test_each_version_is_heard_on_enough_tokens(gate: Gate, fake: Calling) -> None:
+@pytest.mark.parametrize(("share", "tokens"), [(0.9999, probe.ENOUGH_TOKENS), (1e-9, probe.LEAST_TOKENS)])
+def test_each_version_samples_enough_tokens_or_as_many_as_there_is_time_for(
+    gate: Gate, share: float, tokens: int
+) -> None:
+    gate.bounds(probe_share=share)
     assert gate.step() is True
-    tokens = gate.decision().figures["tokens"]
-    assert 2 * probe.ENOUGH_TOKENS <= tokens < 3 * probe.ENOUGH_TOKENS
+    assert 2 * tokens <= gate.decision().figures["tokens"] < 4 * tokens
+
+
+def test_the_parents_answers_in_the_step_are_not_sampled_again(gate: Gate, fake: Calling) -> None:
+    gate.group("many", rewards=(0.0, 1.0) * 8, turns=1)
+    token_ids = list(range(20, 36))
+    logprobs = fake.learner("starter@v0").logprobs([1, 2], token_ids)
+    of_many = schema.completions.c.trajectory_id.startswith("many-")
+    gate.write(schema.completions, of_many, token_ids=token_ids, inference_logprobs=logprobs)
+    fake.says = {"starter@v0": [5]}  # would be much shorter
+    assert gate.step() is True
+    figures = gate.decision().figures
+    assert figures["tokens"] == fake.sampled and figures["parent_length"] > 10
+    assert 0 < figures["parent_kl"] < 1 and 0 < figures["parent_k3"] < 1
 
 
 @pytest.mark.parametrize(("candidate", "parent"), [(9, 1), (1, 9)])
