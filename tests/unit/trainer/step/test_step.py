@@ -561,7 +561,7 @@ def test_the_rows_of_a_step_that_is_not_finite_are_kept_and_are_not_finite_again
     assert step.kept in step.error and "the step was not taken" in step.error
     assert set(step.phases) == {"read", "model", "train"} and step.seconds > 0 and step.tokens_per_s is None
     rows = failed_rows.read(Path(step.kept))
-    assert {row.trajectory_id: row.advantage for row in rows} == {"g-0": -0.5, "g-1": 0.5}
+    assert {row.trajectory_id: row.advantages_T[-1] for row in rows} == {"g-0": -0.5, "g-1": 0.5}
     learner = Learner.fresh(training.fake.model, training.settings.trainer, training.settings.seed)
     before = learner.files()
     with pytest.raises(NotFinite):
