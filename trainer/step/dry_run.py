@@ -26,8 +26,11 @@ class PlannedTrajectory:
     trajectory_id: str
     reward: float
     baseline: float | None
-    """What its reward is compared with: its group's mean, or a running mean; None where it teaches nothing."""
+    """What its reward is compared with: its group's mean, or a running mean; None where it teaches nothing. Where
+    others met the same prompt and they are compared by state, it is their mean instead.
+    """
     advantage: float | None
+    """Mean over its sampled tokens."""
     completions: int
     """Trainable completions; the number of rows before merging."""
     rows: int
@@ -75,7 +78,7 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
     singles = [member for group in choice.taken if group.alone for member in group.members]
     baselines = compare(singles, read_means(connection, project, policy, singles)).baselines
     members = read_candidate_members(connection, project, policy, choice.taken, baselines)
-    taught = build_rows(members, settings.max_row_tokens, settings.advantage_scale)
+    taught = build_rows(members, settings.max_row_tokens, settings.advantage_scale, baseline=settings.baseline)
     return DryRun(
         policy=policy,
         version_in=standing.live_version,

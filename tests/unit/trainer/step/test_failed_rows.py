@@ -25,7 +25,7 @@ from pathlib import Path
 from trainer.step import failed_rows
 from trainer.domain.rows import Row
 
-row = Row("t", (1,) * 2000, (True,) * 2000, (-1.0,) * 2000, (0,) * 2000, (1.0,) * 2000, 0.5)
+row = Row("t", (1,) * 2000, (True,) * 2000, (-1.0,) * 2000, (0,) * 2000, (1.0,) * 2000, (0.5,) * 2000)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
 try:
     failed_rows.dump(Path(sys.argv[1]), "starter#7", [row])
@@ -56,16 +56,26 @@ def test_constrained_rows_come_back_as_they_were(tmp_path: Path, make_rows: Make
     assert same(back, row) and back.constrained == spans
 
 
+def test_a_file_with_one_advantage_for_the_row_is_read_too(tmp_path: Path, make_rows: MakeRows) -> None:
+    (row,) = make_rows(1)
+    path = failed_rows.dump(tmp_path, "starter#7", [row])
+    values = json.loads(path.read_text())
+    del values["advantages_T"]
+    path.write_text(json.dumps(values | {"advantage": 0.25}) + "\n")
+    (back,) = failed_rows.read(path)
+    assert same(back, replace(row, advantages_T=(0.25,) * len(row.token_ids_T)))
+
+
 def test_each_line_is_plain_json_and_what_json_does_not_have_is_null(tmp_path: Path, make_rows: MakeRows) -> None:
     (row,) = make_rows(1)
-    path = failed_rows.dump(tmp_path, "starter#1", [replace(row, advantage=math.inf)])
+    path = failed_rows.dump(tmp_path, "starter#1", [replace(row, advantages_T=(math.inf,) * len(row.token_ids_T))])
     (line,) = path.read_text().splitlines()
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     told = json.loads(line, parse_constant=refuse)
-    assert told["advantage"] is None
+    assert set(told["advantages_T"]) == {None}
     nulls = [place for place, logprob in enumerate(told["inference_logprobs_T"]) if logprob is None]
     assert nulls == [place for place, sampled in enumerate(row.sampled_T) if not sampled] != []
     assert told["token_ids_T"] == list(row.token_ids_T)
