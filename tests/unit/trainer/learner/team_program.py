@@ -33,22 +33,21 @@ def main(folder: Path) -> None:
     report = {"sums": sums(team)}
     if not team.leads:
         held: dict[int, Learner] = {}
-        with shortage(partial(runs_out, team)):
+        with shortage(lambda way, tokens: bool(held) and runs_out(team, way, tokens)):  # not while a model is proven
             follow(team, held)
         write(folder / "follower", held[max(held)])
         (folder / "held.json").write_text(json.dumps(sorted(held)))
     else:
         leader = Leader(team)
-        with shortage(partial(runs_out, team)):
-            report |= lead(leader, job, folder)
+        report |= lead(leader, team, job, folder)
         leader.dismiss()
         (folder / "report.json").write_text(json.dumps(report))
     team.leave()
 
 
-def lead(leader: Leader, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def lead(leader: Leader, team: Team, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Two good steps with every failure between them, and one more from the disk."""
-    short = short_of_memory(leader, job, folder)
+    short = short_of_memory(leader, team, job, folder)
     told = between(leader, leader.fresh(job["model"], job["settings"], seed=1), job, folder)
     gc.collect()  # a failure's traceback has had hold of the learner
     resumed = leader.resume(job["model"], folder / "v2", job["settings"])
@@ -89,12 +88,13 @@ def runs_out(team: Team, way: str, tokens: int) -> bool:
     return tokens == TOO_LONG or (not team.leads and way == "backward" and tokens > HOLDS)
 
 
-def short_of_memory(leader: Leader, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def short_of_memory(leader: Leader, team: Team, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Steps whose micro-batches do not fit on the follower's device, and one with a row that fits nowhere."""
     learner = leader.fresh(job["model"], job["roomy"], seed=1)
     rounds: list[tuple[int, int]] = []
-    figures = [asdict(learner.step(rows, 0, lambda *of: rounds.append(of))) for rows in job["many"]]
-    failure = failing(learner, partial(learner.step, job["too long"], 0))
+    with shortage(partial(runs_out, team)):
+        figures = [asdict(learner.step(rows, 0, lambda *of: rounds.append(of))) for rows in job["many"]]
+        failure = failing(learner, partial(learner.step, job["too long"], 0))
     write(folder / "short", learner)
     return {"figures": figures, "rounds": [total for done, total in rounds if done == 1], "failure": failure}
 
