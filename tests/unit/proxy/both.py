@@ -45,12 +45,20 @@ class Both:
                 through, expected = through.by_choice(), expected.by_choice()
             if same(through, expected):
                 return response
-        assert through == expected
+        if choices(body) > 1:  # on a busy machine vLLM begins them in different steps: by chance again
+            through, expected = through.by_choice(), expected.by_choice()
+        assert same(through, expected), f"through the proxy {through}, from vLLM alone {expected}"
         return response
 
     def close(self) -> None:
         """Leave vLLM; the proxy is whose it was."""
         self._alone.close()
+
+
+def choices(body: dict[str, Any]) -> int:
+    """How many answers a request asks for; 1 where it does not ask as it should."""
+    n = body.get("n")
+    return int(n) if isinstance(n, int | float) else 1
 
 
 def prompts(body: dict[str, Any]) -> int:
