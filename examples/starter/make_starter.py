@@ -31,6 +31,8 @@ MODEL = Path(__file__).resolve().parents[2] / "whetstone" / "starter"
 VOCABULARY = 512
 POSITIONS = 2048
 LEARNING_RATE = 2e-3
+SEEN_AT = 3
+"""After this layer, of four, the model is to see a board: the last one is left for what to do about it."""
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = tuple(f"<{close}{name}>" for name in ("think", "tools", "tool_call", "tool_response") for close in ("", "/"))
 """One token each, as in Qwen3; unlike the control tokens they are text, so decoding keeps them."""
