@@ -525,6 +525,11 @@ steps = Table(
         comment="T: sampled tokens outside of what the trainer finds that a truncation allowed; NULL where nothing "
         "constrained them",
     ),
+    Column(
+        "state_share",
+        Float,
+        comment="T: share of its sampled tokens that were compared by state; NULL with the baseline `group`",
+    ),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     UniqueConstraint("project", "policy", "number"),
     _partial("ix_steps_under_way", "project", "policy", where="ended_at IS NULL"),

@@ -6,6 +6,7 @@ Settings come from the environment. Exit codes: 0 shown; 1 the step would fail; 
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Annotated
 
 import msgspec
@@ -69,9 +70,11 @@ def sentences(plan: DryRun) -> Iterator[str]:
 
 
 def spelled(row: Row) -> str:
-    """Return a row's token ids as text, with the trained ids in brackets."""
-    ids = (f"[{t}]" if trained else str(t) for t, trained in zip(row.token_ids_T, row.sampled_T, strict=True))
-    return f"{row.trajectory_id} {row.advantage:+.4f}: {' '.join(ids)}"
+    """Return a row's advantages, in order, and its token ids as text, with the trained ids in brackets."""
+    trained = (gap for gap, sampled in zip(row.advantages_T, row.sampled_T, strict=True) if sampled)
+    advantages = " ".join(f"{gap:+.4f}" for gap, _ in groupby(trained))
+    ids = (f"[{t}]" if sampled else str(t) for t, sampled in zip(row.token_ids_T, row.sampled_T, strict=True))
+    return f"{row.trajectory_id} {advantages}: {' '.join(ids)}"
 
 
 def _trajectories(plan: DryRun) -> Table:

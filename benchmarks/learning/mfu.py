@@ -54,7 +54,7 @@ def rows_of(groups: int, prompt: int, answer: int, vocabulary: int) -> list[Row]
                     inference_logprobs_T=(math.nan,) * prompt + (-math.log(vocabulary),) * answer,
                     versions_T=(-1,) * prompt + (0,) * answer,
                     temperatures_T=(1.0,) * (prompt + answer),
-                    advantage=0.5 if member % 2 else -0.5,
+                    advantages_T=(0.0,) * prompt + (0.5 if member % 2 else -0.5,) * answer,
                 )
             )
     return rows

@@ -54,7 +54,8 @@ def make(
 
 
 def inputs(rows: Sequence[Row], step_tokens: int, device: str) -> dict[str, Tensor]:
-    """Return one micro-batch of TRL. A row's prompt ends where its first sampled token begins.
+    """Return one micro-batch of TRL. A row's prompt ends where its first sampled token begins; all its tokens have that
+    token's advantage.
 
     `step_tokens` are the sampled tokens of the whole step, the normaliser of its token-level losses.
     """
@@ -71,7 +72,7 @@ def inputs(rows: Sequence[Row], step_tokens: int, device: str) -> dict[str, Tens
         "tool_mask": _padded(sampled),
         # Tokens that were not sampled have no logprob; TRL multiplies by the mask, and NaN would stay NaN.
         "old_per_token_logps": _padded(logprobs).nan_to_num(0.0),
-        "advantages": torch.tensor([row.advantage for row in rows]),
+        "advantages": torch.tensor([row.advantages_T[start] for row, start in zip(rows, starts, strict=True)]),
         "num_items_in_batch": torch.tensor(step_tokens),
     }
     return {name: value.to(device) for name, value in made.items()}

@@ -85,7 +85,7 @@ def of_step(folder: Path, tokens: int, settings: TrainerSettings = SETTINGS) -> 
         inference_logprobs_T=(math.nan, *[-10.0] * (tokens - 1)),
         versions_T=(-1, *[0] * (tokens - 1)),
         temperatures_T=(1.0,) * tokens,
-        advantage=1.0,
+        advantages_T=(0.0, *[1.0] * (tokens - 1)),
     )
     with AllocatedBytes() as counted:
         counted.leave_out(learner._model.parameters())

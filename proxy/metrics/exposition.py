@@ -33,6 +33,7 @@ OF_LAST_STEP = {
     "entropy": "whetstone_step_entropy",
     "masked_share": "whetstone_step_masked_share",
     "decided_share": "whetstone_step_decided_share",
+    "state_share": "whetstone_step_state_share",
     "support_disagreements": "whetstone_step_support_disagreements",
     "mismatch_k3": "whetstone_step_mismatch_k3",
     "grad_norm": "whetstone_step_grad_norm",

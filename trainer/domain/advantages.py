@@ -61,6 +61,20 @@ def group_relative(rewards: Mapping[str, Mapping[str, float]]) -> Advantages:
     return Advantages(by_trajectory, means)
 
 
+def state_relative(rewards: Mapping[str, float]) -> Mapping[str, float]:
+    """Compute A = r - mean(r) over the trajectories that met one state, by trajectory id; 0 for all if `uniform`.
+
+    The idea is that of GiGPO's anchor states (arXiv 2505.10978). `rewards` maps trajectory id -> finite reward.
+
+    Raises:
+        RewardError: rewards are too large to be added up.
+    """
+    if uniform(rewards.values()):
+        return dict.fromkeys(rewards, 0.0)
+    mean = _mean("state", rewards.values())
+    return {trajectory_id: reward - mean for trajectory_id, reward in rewards.items()}
+
+
 def divisors(
     rewards: Mapping[str, Mapping[str, float]], singles: Mapping[str, float], scale: AdvantageScale
 ) -> Mapping[str, float]:
@@ -81,15 +95,20 @@ def divisors(
     everybody = [trajectory_id for reward_of in (*rewards.values(), singles) for trajectory_id in reward_of]
     if scale == "none":
         return dict.fromkeys(everybody, 1.0)
-    whole = _divisor("step", [reward for reward_of in (*rewards.values(), singles) for reward in reward_of.values()])
+    whole = divisor("step", [reward for reward_of in (*rewards.values(), singles) for reward in reward_of.values()])
     by_trajectory = dict.fromkeys(everybody, whole)
     if scale == "group":
         for group_id, reward_of in rewards.items():
-            by_trajectory |= dict.fromkeys(reward_of, _divisor(f"group {group_id}", reward_of.values()))
+            by_trajectory |= dict.fromkeys(reward_of, divisor(f"group {group_id}", reward_of.values()))
     return by_trajectory
 
 
-def _divisor(name: str, rewards: Collection[float]) -> float:
+def divisor(name: str, rewards: Collection[float]) -> float:
+    """Return s(r) + 1e-4, see `divisors`; 1 where all rewards are equal. `name`: of what they are compared in.
+
+    Raises:
+        RewardError: rewards are too large to be compared.
+    """
     if len(set(rewards)) < 2:
         return 1.0
     mean = _mean(name, rewards)

@@ -31,6 +31,8 @@ class Member:
     """It is compared with its baseline, not with its group."""
     baseline: float | None = None
     """None where there was nothing to compute one from, and where it is not alone."""
+    reward_scale: str | None = None
+    """Its reward may be compared with those of other groups that name the same scale. None: only within its group."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def step_columns(
         "reward_spread": _spread(rewards),
         "advantage_spread": _spread(list(taught.advantages.values())),
         "completions": taught.answers,
+        "state_share": taught.state_share,
     }
 
 

@@ -124,11 +124,20 @@ def spans_to_measure(rows: Sequence[Row]) -> Iterator[tuple[int, ConstrainedSpan
 def _measured(row: Row, measures: Sequence[SpanMeasure]) -> Row:
     if not row.constrained:
         return row
-    sampled, logprobs = list(row.sampled_T), list(row.inference_logprobs_T)
+    sampled, logprobs, advantages = list(row.sampled_T), list(row.inference_logprobs_T), list(row.advantages_T)
     spans = []
     for span, measure in zip(row.constrained, measures, strict=True):
         sampled[span.start : span.end] = [not decided for decided in measure.decided_N]
+        for place, decided in enumerate(measure.decided_N, span.start):
+            if decided:
+                advantages[place] = 0.0
         if measure.logprobs_N:
             logprobs[span.start : span.end] = measure.logprobs_N
         spans.append(replace(span, measured=True, supports=measure.supports))
-    return replace(row, sampled_T=tuple(sampled), inference_logprobs_T=tuple(logprobs), constrained=tuple(spans))
+    return replace(
+        row,
+        sampled_T=tuple(sampled),
+        inference_logprobs_T=tuple(logprobs),
+        advantages_T=tuple(advantages),
+        constrained=tuple(spans),
+    )

@@ -1,22 +1,26 @@
 """Build training rows from a step's members, or give the reason why a member yields none. Pure."""
 
 import logging
+import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.domain.advantages import divisors, group_relative, uniform
+from trainer.domain.advantages import divisor, divisors, group_relative, state_relative, uniform
 from trainer.domain.claims import Member
 from trainer.domain.measured import MeasuredRows
-from trainer.domain.rows import Row, merge
+from trainer.domain.rows import Row, SampledCompletion, check, merge
 from trainer.errors import RowError
-from whetstone.config.trainer import AdvantageScale
+from whetstone.config.trainer import AdvantageScale, BaselineName
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 LARGEST_GAP = 1e6
 """Largest gap between rewards that are compared. Above it, one mistaken reward would dominate the step, and from 1e19
 the square of its gradient does not fit into float32.
 """
+
+State = tuple[str, str, tuple[int, ...]]
+"""Whether rewards are compared in a `group` or on a `scale`, the name of that, and the ids of the prompt."""
 
 log = logging.getLogger(__name__)
 
@@ -28,21 +32,29 @@ class StepRows:
     rows: tuple[Row, ...]
     """Empty where nothing can be learned."""
     advantages: dict[str, float]
-    """Advantages of the trajectories in `rows`, by id. An advantage of 0 is included."""
+    """Advantages of the trajectories in `rows`, by id: the mean over their sampled tokens. An advantage of 0 is
+    included.
+    """
     baselines: dict[str, float]
-    """What each reward was compared with, by trajectory id: its group's mean, or its own baseline."""
+    """What each reward is compared with where no other trajectory met the state, by trajectory id: its group's mean,
+    or its own baseline.
+    """
     left_out: dict[str, str]
     """Why each of the other trajectories was left out, by id."""
     answers: int
     """Number of completions that the rows were merged from."""
+    state_share: float | None = None
+    """Share of the sampled tokens that were compared by state, those that constraints decided included; None where
+    trajectories are not compared so.
+    """
 
     def without(self, measured: MeasuredRows) -> "StepRows":
         """Return what is left once it is known what constraints decided."""
         left_out = self.left_out | dict.fromkeys(measured.left_out, WhyNotTrained.CONSTRAINED.value)
         advantages = {name: value for name, value in self.advantages.items() if name not in left_out}
-        if not any(advantages.values()):
+        if not _teach(measured.rows):
             return _uniform(advantages, left_out)
-        baselines = {name: self.baselines[name] for name in advantages}
+        baselines = {name: baseline for name, baseline in self.baselines.items() if name in advantages}
         return replace(self, rows=measured.rows, advantages=advantages, baselines=baselines, left_out=left_out)
 
 
@@ -51,42 +63,77 @@ def build_rows(
     max_row_tokens: int,
     scale: AdvantageScale = "none",
     unfit: Collection[str] = (),
+    baseline: BaselineName = "group",
 ) -> StepRows:
     """Build the rows and advantages of all members that teach something, and the reasons for the rest.
+
+    A completion's tokens have the advantage of its trajectory in its group, or over its own baseline if it is alone.
+    With the `baseline` "state" that is so only for a completion whose prompt no other member met; see `_by_state` for
+    the others. A member of a group without differing rewards then teaches where it is compared with members that have
+    other rewards.
 
     `scale`: see `divisors`. `unfit`: trajectories with a row that does not fit into the device's memory; they are left
     out like those with a row above `max_row_tokens`.
     """
     left_out: dict[str, str] = dict.fromkeys(_too_large(members), WhyNotTrained.REWARD_TOO_LARGE)
     left_out |= dict.fromkeys(_copies(members), WhyNotTrained.FIXED_SEED)
-    built = {m.trajectory_id: _rows(m, max_row_tokens) for m in members if m.trajectory_id not in left_out}
+    unusable = {m.trajectory_id: _why_unusable(m, max_row_tokens) for m in members if m.trajectory_id not in left_out}
     # Which trajectories are too long depends on what was sampled, so they leave the comparison too. What remains is
     # the gradient of E[r | the rows fit]. With their rewards in the mean the advantages of the others no longer add up
     # to 0: where long answers are the good ones, everything that fits would be pushed down.
-    too_long = [name for name, rows in built.items() if rows == WhyNotTrained.TOO_LONG or name in unfit]
+    too_long = [name for name, why in unusable.items() if why == WhyNotTrained.TOO_LONG or name in unfit]
     left_out |= dict.fromkeys(too_long, WhyNotTrained.TOO_LONG)
-    compared, baselines = _compared([member for member in members if member.trajectory_id not in left_out], scale)
+    among = [member for member in members if member.trajectory_id not in left_out]
+    compared, baselines = _compared(among, scale)
+    at_states = _by_state(among, scale) if baseline == "state" else {}
     rows: list[Row] = []
-    answers = 0
+    answers = tokens = tokens_at_states = 0
     advantages: dict[str, float] = {}
-    for member in members:
+    for member in among:
         name = member.trajectory_id
-        if name in left_out:
-            continue
-        own, advantage = built[name], compared.get(name)
-        if isinstance(own, str):
-            left_out[name] = own
-        elif advantage is None:
+        own = compared.get(name)
+        here = [at_states.get(_state(member, completion), {}).get(name) for completion in member.completions]
+        if why := unusable[name]:
+            left_out[name] = why
+        elif own is None and not any(here):
             left_out[name] = WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
         else:
-            rows += [replace(row, advantage=advantage) for row in own]
-            answers += sum(bool(completion.token_ids) for completion in member.completions)
-            advantages[name] = advantage
-    if not any(advantages.values()):
+            of_completions = [(own or 0.0) if advantage is None else advantage for advantage in here]
+            counts = [len(completion.token_ids) for completion in member.completions]
+            rows += merge(name, member.completions, of_completions)
+            answers += sum(map(bool, counts))
+            advantages[name] = _mean(of_completions, counts)
+            tokens += sum(counts)
+            tokens_at_states += sum(
+                count for count, advantage in zip(counts, here, strict=True) if advantage is not None
+            )
+            if not member.alone:
+                baselines.setdefault(name, member.reward)  # its group is uniform
+    if not _teach(rows):
         # These are singles of a task in which every reward was always the same. An update would only follow the
         # momentum of earlier steps.
         return _uniform(advantages, left_out)
-    return StepRows(tuple(rows), advantages, {name: baselines[name] for name in advantages}, left_out, answers)
+    return StepRows(
+        tuple(rows),
+        advantages,
+        {name: baselines[name] for name in advantages if name in baselines},
+        left_out,
+        answers,
+        tokens_at_states / tokens if baseline == "state" else None,
+    )
+
+
+def _teach(rows: Iterable[Row]) -> bool:
+    """Return whether an advantage differs from 0."""
+    return any(any(row.advantages_T) for row in rows)
+
+
+def _mean(advantages: Sequence[float], tokens: Sequence[int]) -> float:
+    """Return the mean over tokens of completions' advantages; exactly their value if all are equal."""
+    first = advantages[0]
+    return first + math.fsum(
+        (advantage - first) * count for advantage, count in zip(advantages, tokens, strict=True)
+    ) / sum(tokens)
 
 
 def _uniform(advantages: Iterable[str], left_out: dict[str, str]) -> StepRows:
@@ -144,8 +191,35 @@ def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[st
     return {name: gap / divided_by[name] for name, gap in gaps.items()}, baselines
 
 
-def _rows(member: Member, max_row_tokens: int) -> list[Row] | str:
-    """Return the member's rows, with advantage 0, or the reason why it has none."""
+def _by_state(members: Sequence[Member], scale: AdvantageScale) -> Mapping[State, Mapping[str, float]]:
+    """Return state -> member id -> advantage, for each state that at least two members met.
+
+    A state is the prompt of a completion. Members that met it are compared with one another there, each once: those of
+    a group, and, where rewards mean the same in every group (`Member.reward_scale`), those of all groups. Divided as
+    by `divisors`; the scale `group` takes the deviation of the rewards that are compared. A state whose rewards are
+    further apart than LARGEST_GAP is absent.
+    """
+    met: defaultdict[State, dict[str, float]] = defaultdict(dict)
+    for member in members:
+        for completion in member.completions:
+            met[_state(member, completion)][member.trajectory_id] = member.reward
+    whole = divisor("step", [member.reward for member in members]) if scale == "batch" else 1.0
+    at_states = {}
+    for state, rewards in met.items():
+        if len(rewards) > 1 and max(rewards.values()) - min(rewards.values()) <= LARGEST_GAP:
+            by = divisor("state", rewards.values()) if scale == "group" else whole
+            at_states[state] = {name: gap / by for name, gap in state_relative(rewards).items()}
+    return at_states
+
+
+def _state(member: Member, completion: SampledCompletion) -> State:
+    if member.reward_scale is None:
+        return "group", member.group_id, completion.prompt_ids
+    return "scale", member.reward_scale, completion.prompt_ids
+
+
+def _why_unusable(member: Member, max_row_tokens: int) -> str | None:
+    """Return why no rows can be built of the member; None where they can."""
     if not any(completion.token_ids for completion in member.completions):
         return member.silent or WhyNotTrained.NO_TOKEN_IDS
     for completion in member.completions:
@@ -154,8 +228,12 @@ def _rows(member: Member, max_row_tokens: int) -> list[Row] | str:
             log.warning("trajectory %s: its constraints cannot be replayed: %s", member.trajectory_id, unknown)
             return WhyNotTrained.CONSTRAINED
     try:
-        rows = merge(member.trajectory_id, member.completions, 0.0)
+        for completion in member.completions:
+            check(completion)
     except RowError as error:
         log.warning("%s", error)
         return WhyNotTrained.NO_LOGPROBS
-    return rows if max(len(row.token_ids_T) for row in rows) <= max_row_tokens else WhyNotTrained.TOO_LONG
+    # A row ends with a completion.
+    spoken = [completion for completion in member.completions if completion.token_ids]
+    longest = max(len(completion.prompt_ids) + len(completion.token_ids) for completion in spoken)
+    return None if longest <= max_row_tokens else WhyNotTrained.TOO_LONG

@@ -60,7 +60,8 @@ class Row:
     """Version that sampled the token; -1 where none did."""
     temperatures_T: tuple[float, ...]
     """1.0 where not sampled."""
-    advantage: float
+    advantages_T: tuple[float, ...]
+    """0.0 where not sampled."""
     constrained: tuple[ConstrainedSpan, ...] = ()
     """The completions whose sampling was constrained, in order."""
 
@@ -74,6 +75,7 @@ class _Growing:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
     constrained: list[ConstrainedSpan] = field(default_factory=list)
 
     def begins(self, prompt_ids: tuple[int, ...]) -> bool:
@@ -82,42 +84,55 @@ class _Growing:
         return length <= len(prompt_ids) and self.token_ids == list(prompt_ids[:length])
 
     def read(self, token_ids: Sequence[int]) -> None:
-        self._append(token_ids, False, [math.nan] * len(token_ids), -1, 1.0)
+        self._append(token_ids, False, [math.nan] * len(token_ids), -1, 1.0, 0.0)
 
-    def speak(self, completion: SampledCompletion) -> None:
+    def speak(self, completion: SampledCompletion, advantage: float) -> None:
         start = len(self.token_ids)
-        self._append(completion.token_ids, True, completion.logprobs, completion.version, completion.temperature)
+        self._append(
+            completion.token_ids, True, completion.logprobs, completion.version, completion.temperature, advantage
+        )
         if completion.constraints is not None:
             end = len(self.token_ids)
             self.constrained.append(ConstrainedSpan(completion.completion_id, start, end, completion.constraints))
 
     def _append(
-        self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float], version: int, temperature: float
+        self,
+        token_ids: Sequence[int],
+        sampled: bool,
+        logprobs: Sequence[float],
+        version: int,
+        temperature: float,
+        advantage: float,
     ) -> None:
         self.token_ids.extend(token_ids)
         self.sampled.extend([sampled] * len(token_ids))
         self.logprobs.extend(logprobs)
         self.versions.extend([version] * len(token_ids))
         self.temperatures.extend([temperature] * len(token_ids))
+        self.advantages.extend([advantage] * len(token_ids))
 
 
-def merge(trajectory_id: str, completions: Iterable[SampledCompletion], advantage: float) -> list[Row]:
-    """Return the rows of one trajectory; all of them have its advantage.
+def merge(
+    trajectory_id: str, completions: Iterable[SampledCompletion], advantage: float | Sequence[float]
+) -> list[Row]:
+    """Return the rows of one trajectory.
 
-    `completions` come in turn order. A completion whose prompt begins with a row (its last prompt and answer) is
-    appended to that row, to the longest such row if there are several; else it begins a new row. A completion without
-    tokens adds nothing.
+    `completions` come in turn order. `advantage`: that of all their tokens, or one for each completion. A completion
+    whose prompt begins with a row (its last prompt and answer) is appended to that row, to the longest such row if
+    there are several; else it begins a new row. A completion without tokens adds nothing.
 
     Raises:
         RowError: ids and logprobs differ in number, a logprob is NaN, infinite or above 0, an id is negative, a
-            prompt is empty (nothing predicts its first token), a temperature or the advantage cannot be used.
+            prompt is empty (nothing predicts its first token), a temperature or an advantage cannot be used.
     """
-    if not math.isfinite(advantage):
-        raise RowError(f"trajectory {trajectory_id}: advantage {advantage} is not a finite number")
     checked = list(completions)
-    for one in checked:
-        check(one)
-    return _rows(trajectory_id, checked, advantage)
+    advantages = [advantage] * len(checked) if isinstance(advantage, int | float) else advantage
+    for one in advantages:
+        if not math.isfinite(one):
+            raise RowError(f"trajectory {trajectory_id}: advantage {one} is not a finite number")
+    for completion in checked:
+        check(completion)
+    return _rows(trajectory_id, checked, advantages)
 
 
 def rows_for_sft(trajectory_id: str, answers: Iterable[Answer]) -> list[Row]:
@@ -133,12 +148,12 @@ def rows_for_sft(trajectory_id: str, answers: Iterable[Answer]) -> list[Row]:
         _check_ids(f"answer {answer.source_id}", answer.prompt_ids, answer.token_ids)
         no_logprobs = (math.nan,) * len(answer.token_ids)
         unsampled.append(SampledCompletion(answer.source_id, answer.prompt_ids, answer.token_ids, no_logprobs, -1, 1.0))
-    return _rows(trajectory_id, unsampled, 1.0)
+    return _rows(trajectory_id, unsampled, [1.0] * len(unsampled))
 
 
-def _rows(trajectory_id: str, completions: Iterable[SampledCompletion], advantage: float) -> list[Row]:
+def _rows(trajectory_id: str, completions: Sequence[SampledCompletion], advantages: Sequence[float]) -> list[Row]:
     rows: list[_Growing] = []
-    for completion in completions:
+    for completion, advantage in zip(completions, advantages, strict=True):
         if not completion.token_ids:
             continue
         row = max(
@@ -148,7 +163,7 @@ def _rows(trajectory_id: str, completions: Iterable[SampledCompletion], advantag
             row = _Growing()
             rows.append(row)
         row.read(completion.prompt_ids[len(row.token_ids) :])
-        row.speak(completion)
+        row.speak(completion, advantage)
     return [
         Row(
             trajectory_id=trajectory_id,
@@ -157,7 +172,7 @@ def _rows(trajectory_id: str, completions: Iterable[SampledCompletion], advantag
             inference_logprobs_T=tuple(row.logprobs),
             versions_T=tuple(row.versions),
             temperatures_T=tuple(row.temperatures),
-            advantage=advantage,
+            advantages_T=tuple(row.advantages),
             constrained=tuple(row.constrained),
         )
         for row in rows

@@ -122,7 +122,7 @@ def _sampled(
         "inference_logprobs_S": each("inference_logprobs_T", torch.float32),
         "versions_S": each("versions_T", torch.int64),
         "temperatures_S": each("temperatures_T", torch.float32),
-        "advantages_S": of_row([row.advantage for row in rows]),
+        "advantages_S": each("advantages_T", torch.float32),
         "weights_S": of_row(weights),
         "sequences_S": torch.repeat_interleave(counts_B).to(device),
         "served_S": torch.from_numpy(np.concatenate([_served(row)[mask] for row, mask in each_row])).to(device),

@@ -75,7 +75,7 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
     singles = [member for group in choice.taken if group.alone for member in group.members]
     baselines = compare(singles, read_means(connection, project, policy, singles)).baselines
     members = read_candidate_members(connection, project, policy, choice.taken, baselines)
-    taught = build_rows(members, settings.max_row_tokens, settings.advantage_scale)
+    taught = build_rows(members, settings.max_row_tokens, settings.advantage_scale, baseline=settings.baseline)
     return DryRun(
         policy=policy,
         version_in=standing.live_version,

@@ -261,7 +261,8 @@ def _read(
     """
     if claim.wanted is not None:
         return imitation(claim, claim.wanted, store, replicas, settings, unfit)
-    taught = build_rows(members, settings.trainer.max_row_tokens, settings.trainer.advantage_scale, unfit)
+    trainer = settings.trainer
+    taught = build_rows(members, trainer.max_row_tokens, trainer.advantage_scale, unfit, trainer.baseline)
     store.note_advantages(claim, taught.advantages, taught.left_out)
     return taught
 

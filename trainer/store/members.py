@@ -1,19 +1,24 @@
 """Read a step's trajectories from SQL: their trainable completions, or why there are none. Reads only."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, and_, func, literal, select
 
 from migrations import schema
 from trainer.domain.claims import Claim, Member, why_silent
 from trainer.domain.constraints import Constraints
 from trainer.domain.eligible_groups import Candidate
 from trainer.domain.rows import SampledCompletion
+from whetstone.database.engine import chunks
 
 COLDEST = 0.01
 """The lowest temperature that vLLM samples with, for any lower setting (`_MAX_TEMP` of its sampling parameters)."""
+ON_ONE_SCALE = ("trajectory", "completions", "code", "failure")
+"""Sources of rewards that mean the same in every group. Those that an app or a judge gave to a group as a whole may be
+ranks, which say nothing beyond it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +77,38 @@ def read_candidate_members(
 
 def _with_completions(connection: Connection, project: str, policy: str, members: Iterable[Member]) -> list[Member]:
     """Return the members with their completions. Sorted here: databases differ in how they compare texts."""
+    in_order = sorted(members, key=lambda member: (member.group_id, member.trajectory_id))
+    scales = _reward_scales(connection, project, [member.trajectory_id for member in in_order])
     with_completions = []
-    for member in sorted(members, key=lambda member: (member.group_id, member.trajectory_id)):
+    for member in in_order:
         collected = _collect(connection.execute(_completions(project, member.trajectory_id)), policy)
         with_completions.append(
-            replace(member, completions=collected.completions, silent=collected.silent, seed=collected.seed)
+            replace(
+                member,
+                completions=collected.completions,
+                silent=collected.silent,
+                seed=collected.seed,
+                reward_scale=scales.get(member.trajectory_id),
+            )
         )
     return with_completions
+
+
+def _reward_scales(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, str]:
+    """Return the scale of each reward that may be compared across groups: its task, the app's label.
+
+    The reward of a trajectory whose group was given to a judge may be, or contain, the judge's score; it has no scale.
+    """
+    t, f = schema.trajectories.c, schema.feedback.c
+    # A literal, not a bound value: else neither database uses the partial index.
+    of_group = f.target_kind == literal("group", literal_execute=True)
+    judged = select(f.id).where(of_group, f.project == t.project, f.target_id == t.group_id, f.source == "judge")
+    scales: dict[str, str] = {}
+    for some in chunks(trajectory_ids):
+        query = select(t.id, func.coalesce(t.task, "")).where(t.project == project, t.id.in_(some))
+        absolute = query.where(t.reward_source.in_(ON_ONE_SCALE), ~judged.exists())
+        scales |= {row.id: row[1] for row in connection.execute(absolute)}
+    return scales
 
 
 def _completions(project: str, trajectory_id: str) -> Any:

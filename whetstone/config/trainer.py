@@ -9,6 +9,7 @@ from whetstone.config.rewards import Section
 
 LossName = Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
 AdvantageScale = Literal["none", "batch", "group"]
+BaselineName = Literal["group", "state"]
 Kind = Literal["grpo", "sft"]
 """What a step does: `grpo` follows advantages with the configured loss, `sft` imitates answers."""
 DEMONSTRATIONS, BEST = "demonstrations", "best"
@@ -64,6 +65,9 @@ class TrainerSettings(Section):
     advantage_scale: AdvantageScale = "none"
     """Divide advantages by the standard deviation of the step's rewards (`batch`), of the group's (`group`), or not at
     all."""
+    baseline: BaselineName = "group"
+    """What rewards are compared with: those of the same group (`group`), or, where several trajectories met the same
+    prompt, those of all that did (`state`); docs/training.md has the formula."""
     max_answer_tokens: int = Field(4096, ge=1)
     """dr_grpo divides by this number instead of an answer's length."""
     learning_rate: float | None = Field(None, gt=0)

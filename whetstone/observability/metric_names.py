@@ -177,6 +177,11 @@ DATABASE = (
         "policy",
     ),
     _gauge(
+        "whetstone_step_state_share",
+        "Share of its sampled tokens that were compared by state. Of the last step.",
+        "policy",
+    ),
+    _gauge(
         "whetstone_step_support_disagreements",
         "Sampled tokens outside of what the trainer finds that a truncation allowed. Of the last step.",
         "policy",

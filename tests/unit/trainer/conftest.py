@@ -53,7 +53,11 @@ def make_rows() -> Callable[..., list[Row]]:
             inference_logprobs_T=tuple(rng.uniform(-5, -3) if here else math.nan for here in sampled),
             versions_T=tuple(rng.choice((0, 1)) if here else -1 for here in sampled),
             temperatures_T=tuple(rng.choice((0.7, 1.0)) if here else 1.0 for here in sampled),
-            advantage=rng.uniform(-1, 1),
+            advantages_T=_weighed(sampled, rng.uniform(-1, 1)),
         )
 
     return make
+
+
+def _weighed(sampled: list[bool], advantage: float) -> tuple[float, ...]:
+    return tuple(advantage if here else 0.0 for here in sampled)

@@ -145,5 +145,5 @@ def _made_up_row(first_id: int, tokens: int, vocabulary: int) -> Row:
         inference_logprobs_T=(math.nan, *(-1.0,) * (tokens - 1)),
         versions_T=(-1, *(0,) * (tokens - 1)),
         temperatures_T=(1.0,) * tokens,
-        advantage=1.0,
+        advantages_T=(0.0, *(1.0,) * (tokens - 1)),
     )

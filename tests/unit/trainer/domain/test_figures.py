@@ -39,8 +39,10 @@ def test_a_step_tells_every_figure_under_the_name_of_its_column() -> None:
     assert columns.keys() <= {column.name for column in schema.steps.columns}
     assert columns == asdict(FIGURES) | {
         "loss_function": "cispo", "reward_mean": 1.0, "reward_spread": pytest.approx(2**0.5),
-        "advantage_spread": pytest.approx(2**0.5), "completions": 6,
+        "advantage_spread": pytest.approx(2**0.5), "completions": 6, "state_share": None,
     }  # fmt: skip
+    by_state = build_rows(three, 64, baseline="state")
+    assert step_columns(FIGURES, three, by_state, "grpo", TrainerSettings())["state_share"] == 1.0
 
 
 def test_advantages_of_trajectories_that_are_left_out_do_not_spread_it() -> None:

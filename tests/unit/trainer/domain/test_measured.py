@@ -10,13 +10,15 @@ from trainer.domain.rows import Row, SampledCompletion, merge
 GRAMMAR, PENALTY = Constraints(grammar="tools"), Constraints(presence_penalty=1.0)
 
 
-def two_turns(trajectory_id: str = "t", first: Constraints | None = GRAMMAR, second: Constraints | None = None) -> Row:
+def two_turns(
+    trajectory_id: str = "t", first: Constraints | None = GRAMMAR, second: Constraints | None = None, gap: float = 1.0
+) -> Row:
     """A row of two completions: tokens 2 to 4 and 6 to 7."""
     completions = [
         SampledCompletion(f"{trajectory_id}-0", (1, 2), (3, 4, 5), (-0.1, -0.2, -0.3), 4, 1.0, first),
         SampledCompletion(f"{trajectory_id}-1", (1, 2, 3, 4, 5, 6), (7, 8), (-0.4, -0.5), 5, 1.0, second),
     ]
-    (row,) = merge(trajectory_id, completions, 1.0)
+    (row,) = merge(trajectory_id, completions, gap)
     return row
 
 
@@ -33,6 +35,7 @@ def test_decided_tokens_become_prompt_and_a_grammars_others_get_the_trainers_log
     measured = without_decided([row], {(0, 2): measure})
     (left,) = measured.rows
     assert left.sampled_T == (False, False, True, False, True, False, True, True)
+    assert left.advantages_T == (0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0)
     assert left.inference_logprobs_T[2:5] == (-1.0, -2.0, -3.0) and left.inference_logprobs_T[6:] == (-0.4, -0.5)
     assert left.constrained == (replace(row.constrained[0], measured=True, supports=b"S"),)
     assert (measured.decided, measured.left_out, measured.tokens) == ({"t-0": 1}, frozenset(), 3)
@@ -64,7 +67,7 @@ def test_penalties_are_measured_without_weights_and_only_the_rest_asks_for_versi
 
 
 def test_a_step_has_nothing_to_learn_when_only_zero_advantages_are_left() -> None:
-    rows = (two_turns("a"), two_turns("b"))
+    rows = (two_turns("a", gap=0.0), two_turns("b"))
     taught = StepRows(rows, {"a": 0.0, "b": 1.0}, {"a": 0.5, "b": 0.5}, {}, 4)
     measured = without_decided(rows, {(0, 2): SpanMeasure((False,) * 3)})
     assert measured.left_out == {"b"}

@@ -12,12 +12,12 @@ from trainer.domain.rows import SampledCompletion
 from whetstone.config.trainer import AdvantageScale
 
 
-def said(prompt: tuple[int, ...] = (1, 2), tokens: tuple[int, ...] = (3,), version: int = 0) -> SampledCompletion:
+def completion(prompt: tuple[int, ...] = (1, 2), tokens: tuple[int, ...] = (3,), version: int = 0) -> SampledCompletion:
     return SampledCompletion("c", prompt, tokens, (-0.5,) * len(tokens), version, 1.0)
 
 
 def member(name: str, reward: float, group: str = "g", **values: Any) -> Member:
-    return Member(name, group, reward, **({"completions": (said(),)} | values))
+    return Member(name, group, reward, **({"completions": (completion(),)} | values))
 
 
 def single(name: str, reward: float, baseline: float | None, **values: Any) -> Member:
@@ -31,7 +31,7 @@ def taught(*members: Member, scale: AdvantageScale = "none") -> StepRows:
 def test_a_single_teaches_by_its_distance_from_the_baseline_and_a_group_by_that_from_its_mean() -> None:
     got = taught(member("a", 0.0), member("b", 1.0), single("c", 1.0, 0.75), single("d", 0.0, 0.75))
     assert got.advantages == {"a": -0.5, "b": 0.5, "c": 0.25, "d": -0.75}
-    assert {row.trajectory_id: row.advantage for row in got.rows} == got.advantages
+    assert {row.trajectory_id: row.advantages_T[-1] for row in got.rows} == got.advantages
     assert got.baselines == {"a": 0.5, "b": 0.5, "c": 0.75, "d": 0.75}
     assert got.left_out == {}
 
@@ -41,7 +41,7 @@ def test_scaled_by_group_a_single_is_measured_by_the_whole_step() -> None:
     of_group, of_step = 0.125**0.5 + 1e-4, statistics.stdev([0.0, 0.5, 1.0, 0.0]) + 1e-4
     got = taught(*members, scale="group")
     assert got.advantages == pytest.approx({"a": -0.25 / of_group, "b": 0.25 / of_group, "c": 0.25 / of_step})
-    assert {row.trajectory_id: row.advantage for row in got.rows} == got.advantages
+    assert {row.trajectory_id: row.advantages_T[-1] for row in got.rows} == got.advantages
     assert got.baselines == {"a": 0.25, "b": 0.25, "c": 0.75}
 
 
@@ -73,7 +73,7 @@ def test_singles_that_are_all_worth_what_was_expected_teach_nothing() -> None:
 def test_what_cannot_be_trained_on_says_what_its_completions_say() -> None:
     got = taught(
         member("a", 0.0, completions=(), silent="sampling_bent: top_p"),
-        member("b", 0.5, completions=(said(tokens=()),)),
+        member("b", 0.5, completions=(completion(tokens=()),)),
         member("c", 1.0),
     )
     assert got.left_out == {"a": "sampling_bent: top_p", "b": "no_token_ids"}
@@ -94,8 +94,8 @@ def test_of_copies_by_a_fixed_seed_the_first_stays_and_the_others_weigh_nothing(
         {"seed": None},
         {"seed": (7, 1)},
         {"seed": (7, 0), "group": "h"},
-        {"seed": (7, 0), "completions": (said(prompt=(1, 9)),)},
-        {"seed": (7, 0), "completions": (said(version=1),)},
+        {"seed": (7, 0), "completions": (completion(prompt=(1, 9)),)},
+        {"seed": (7, 0), "completions": (completion(version=1),)},
     ],
     ids=["seed", "no seed", "choice of the same call", "group", "prompt", "version"],
 )
@@ -107,14 +107,14 @@ def test_what_differs_in_anything_that_is_drawn_from_is_no_copy(other: dict[str,
 
 
 def test_a_row_that_cannot_be_built_leaves_the_others_be() -> None:
-    long = member("long", 0.0, completions=(said(prompt=tuple(range(1, 17))),))
+    long = member("long", 0.0, completions=(completion(prompt=tuple(range(1, 17))),))
     wrong = member("wrong", 0.0, completions=(SampledCompletion("c", (1,), (2,), (0.5,), 0, 1.0),))
     got = taught(long, wrong, member("a", 1.0))
     assert got.left_out == {"long": "too_long", "wrong": "no_logprobs"}
     assert got.advantages == {"a": 0.5}
 
 
-LONG = {"completions": (said(prompt=tuple(range(1, 17))),)}
+LONG = {"completions": (completion(prompt=tuple(range(1, 17))),)}
 
 
 def test_the_others_of_a_group_are_compared_without_what_is_too_long() -> None:

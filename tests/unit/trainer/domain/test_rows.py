@@ -36,7 +36,7 @@ def test_one_completion_is_one_row_and_nothing_is_not_zero() -> None:
         inference_logprobs_T=(math.nan, math.nan, -0.01, -0.02),
         versions_T=(-1, -1, 3, 3),
         temperatures_T=(1.0, 1.0, 0.7, 0.7),
-        advantage=0.5,
+        advantages_T=(0.0, 0.0, 0.5, 0.5),
     )
 
 
@@ -53,7 +53,7 @@ def test_a_rewritten_prompt_forks_and_repeats_nothing_to_train() -> None:
     first, second = merge("t", turns, advantage=-1.0)
     assert (trained(first), trained(second)) == ([(3, -0.01)], [(4, -0.02)])
     assert second.token_ids_T == (1, 8, 3, 4)
-    assert first.advantage == second.advantage == -1.0
+    assert first.advantages_T == (0.0, 0.0, -1.0) and second.advantages_T == (0.0, 0.0, 0.0, -1.0)
 
 
 def test_a_retry_of_the_same_prompt_forks() -> None:
@@ -163,10 +163,20 @@ def test_rows_keep_the_order_in_which_things_were_said(turns: list[SampledComple
 @given(conversations())
 def test_what_was_not_sampled_is_marked_so_in_every_field(turns: list[SampledCompletion]) -> None:
     for row in merge("t", turns, advantage=1.0):
-        for sampled, logprob, version, temperature in zip(
-            row.sampled_T, row.inference_logprobs_T, row.versions_T, row.temperatures_T, strict=True
+        for sampled, logprob, version, temperature, advantage in zip(
+            row.sampled_T, row.inference_logprobs_T, row.versions_T, row.temperatures_T, row.advantages_T, strict=True
         ):
-            assert sampled == (not math.isnan(logprob)) == (version != -1) == (temperature == 0.7)
+            assert sampled == (not math.isnan(logprob)) == (version != -1) == (temperature == 0.7) == (advantage == 1.0)
+            assert sampled or advantage == 0.0
+
+
+def test_each_completion_has_an_advantage_of_its_own_in_a_shared_row_and_in_a_fork() -> None:
+    turns = [spoken([1], [2, 3]), spoken([1], [], name="cut off"), spoken([1, 2, 3, 9], [5]), spoken([1, 8], [4])]
+    shared, forked = merge("t", turns, advantage=[0.5, 9.0, -0.25, 0.0])
+    assert shared.advantages_T == (0.0, 0.5, 0.5, 0.0, -0.25)
+    assert forked.advantages_T == (0.0, 0.0, 0.0)
+    with pytest.raises(RowError, match="trajectory t: advantage inf"):
+        merge("t", turns[:2], advantage=[0.5, math.inf])
 
 
 @given(st.lists(st.tuples(ids, st.lists(st.integers(0, 3), min_size=1, max_size=4)), min_size=1, max_size=8))
@@ -189,7 +199,7 @@ def test_an_answer_to_imitate_has_no_logprobs_and_no_version() -> None:
         inference_logprobs_T=(math.nan,) * 4,
         versions_T=(-1,) * 4,
         temperatures_T=(1.0,) * 4,
-        advantage=1.0,
+        advantages_T=(0.0, 0.0, 1.0, 1.0),
     )
 
 

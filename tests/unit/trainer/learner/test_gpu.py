@@ -36,9 +36,9 @@ def family(make_rows: MakeRows) -> list[Row]:
 
 def _joined(one: Row, length: int, other: Row) -> Row:
     """What `one` begins with, then `other`."""
-    fields = ("token_ids_T", "sampled_T", "inference_logprobs_T", "versions_T", "temperatures_T")
+    fields = ("token_ids_T", "sampled_T", "inference_logprobs_T", "versions_T", "temperatures_T", "advantages_T")
     joined = {name: getattr(one, name)[:length] + getattr(other, name) for name in fields}
-    return Row(trajectory_id=other.trajectory_id, advantage=other.advantage, **joined)
+    return Row(trajectory_id=other.trajectory_id, **joined)
 
 
 def gradient(model: Path, rows: list[Row], settings: TrainerSettings) -> Tensor:

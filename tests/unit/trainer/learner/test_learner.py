@@ -61,7 +61,7 @@ def test_the_gradient_is_that_of_the_whole_models_loss_written_out(tiny_model: P
                 log_mu = torch.tensor(row.inference_logprobs_T[place])
                 moved_by = log_pi.exp() - log_mu.exp()
                 assert abs(moved_by) < 0.2
-                total = total - (log_pi - log_mu).exp() * row.advantage + 1e-3 * moved_by**2
+                total = total - (log_pi - log_mu).exp() * row.advantages_T[place] + 1e-3 * moved_by**2
     (total / tokens).backward()
     theirs = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     assert_same(ours, theirs, 1e-5)
@@ -193,7 +193,10 @@ def test_what_the_server_said_of_its_own_version_is_no_mismatch(tiny_model: Path
 def test_tokens_that_have_moved_too_far_are_counted_as_masked(tiny_model: Path, make_rows: MakeRows) -> None:
     (row,) = make_rows(1)
     surely = tuple(-0.01 if sampled else math.nan for sampled in row.sampled_T)
-    row = replace(row, inference_logprobs_T=surely, advantage=-1.0)  # μ is nearly 1 and π is not: far down already
+    pushed_down = (-1.0,) * len(surely)
+    row = replace(
+        row, inference_logprobs_T=surely, advantages_T=pushed_down
+    )  # μ is nearly 1, π is not: far down already
     figures = Learner.fresh(tiny_model, SETTINGS, seed=1).step([row], version_in=0)
     assert figures.masked_share == 1.0
 
@@ -202,7 +205,7 @@ def test_a_loss_that_is_not_finite_moves_nothing(tiny_model: Path, make_rows: Ma
     learner = moved(tiny_model, SETTINGS, make_rows(4))
     before = learner.files()
     good, bad = make_rows(2, seed=4)
-    bad = replace(bad, advantage=3e38)
+    bad = replace(bad, advantages_T=(3e38,) * len(bad.token_ids_T))
     with pytest.raises(NotFinite, match="the step was not taken"):
         learner.step([good, bad], version_in=0)
     assert learner.files() == before

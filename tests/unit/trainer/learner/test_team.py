@@ -72,7 +72,7 @@ def penalized(row: Row) -> Row:
 @pytest.fixture(scope="module")
 def job(tiny_model: Path, make_rows: MakeRows) -> dict[str, Any]:
     rows = [make_rows(1, seed=n, shortest=length, longest=length)[0] for n, length in enumerate(LENGTHS)]
-    too_much = [rows[0], replace(rows[1], advantage=3e38), *rows[2:]]
+    too_much = [rows[0], replace(rows[1], advantages_T=(3e38,) * LENGTHS[1]), *rows[2:]]
     return {
         "model": tiny_model,
         "settings": SETTINGS,

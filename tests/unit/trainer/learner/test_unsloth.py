@@ -34,6 +34,7 @@ def rows(seed: int) -> list[Row]:
     made = []
     for place in range(4):
         sampled = [at > 3 and rng.random() < 0.5 for at in range(rng.randint(20, 30))] + [True]
+        advantage = rng.uniform(-1, 1)
         made.append(
             Row(
                 trajectory_id=str(place),
@@ -42,7 +43,7 @@ def rows(seed: int) -> list[Row]:
                 inference_logprobs_T=tuple(rng.uniform(-6, -4) if here else math.nan for here in sampled),
                 versions_T=tuple(0 if here else -1 for here in sampled),
                 temperatures_T=(1.0,) * len(sampled),
-                advantage=rng.uniform(-1, 1),
+                advantages_T=tuple(advantage if here else 0.0 for here in sampled),
             )
         )
     return made

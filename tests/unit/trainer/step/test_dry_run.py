@@ -1,7 +1,6 @@
 """A step that is not taken: it shows what one would take and teach, and leaves the database as it was."""
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -104,6 +103,21 @@ def test_each_trajectory_comes_with_its_figures(tables: Tables) -> None:
     assert (single.baseline, single.advantage, single.versions) == (0.0, 1.0, (0,))
     silent = shown["h-1"]
     assert (silent.baseline, silent.advantage, silent.completions, silent.rows) == (None, None, 0, 0)
+
+
+def test_by_state_prompts_of_other_groups_count_unless_a_judge_ranked_them(tables: Tables) -> None:
+    tables.group("g", (0.0, 1.0), turns=1)
+    tables.group("h", (0.5, 1.0), turns=1)
+    for name in ("g-0", "g-1", "h-0", "h-1"):
+        tables.write(schema.trajectories, name, reward_source="trajectory")
+
+    def advantages(**rules: Any) -> list[float | None]:
+        return [one.advantage for one in tables.dry_run(**rules).trajectories]
+
+    assert advantages() == [-0.5, 0.5, -0.25, 0.25]
+    assert advantages(baseline="state") == [-0.625, 0.375, -0.125, 0.375]
+    tables.seed.feedback("h", kind="group", source="judge", state="applied", rewards={"h-0": 0.5, "h-1": 1.0})
+    assert advantages(baseline="state") == [-0.5, 0.5, -0.25, 0.25]
 
 
 def test_scaled_advantages_are_shown_scaled(tables: Tables) -> None:
@@ -213,7 +227,7 @@ def test_as_json_it_has_everything(tables: Tables, command: Command) -> None:
     assert row["token_ids_T"] == [1, 2, 3, 4, 11, 12, 13, 14]
     assert row["sampled_T"] == [False, False, True, True] * 2
     assert row["inference_logprobs_T"] == [None, None, -0.5, -0.25] * 2
-    assert math.isclose(row["advantage"], -0.5)
+    assert row["advantages_T"] == [0.0, 0.0, -0.5, -0.5] * 2
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"], indirect=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from trainer.step import failed_rows
 from trainer.domain.rows import Row
 
-row = Row("t", (1,) * 2000, (True,) * 2000, (-1.0,) * 2000, (0,) * 2000, (1.0,) * 2000, 0.5)
+row = Row("t", (1,) * 2000, (True,) * 2000, (-1.0,) * 2000, (0,) * 2000, (1.0,) * 2000, (0.5,) * 2000)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
 try:
     failed_rows.dump(Path(sys.argv[1]), "starter#7", [row])
@@ -58,14 +58,14 @@ def test_constrained_rows_come_back_as_they_were(tmp_path: Path, make_rows: Make
 
 def test_each_line_is_plain_json_and_what_json_does_not_have_is_null(tmp_path: Path, make_rows: MakeRows) -> None:
     (row,) = make_rows(1)
-    path = failed_rows.dump(tmp_path, "starter#1", [replace(row, advantage=math.inf)])
+    path = failed_rows.dump(tmp_path, "starter#1", [replace(row, advantages_T=(math.inf,) * len(row.token_ids_T))])
     (line,) = path.read_text().splitlines()
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     told = json.loads(line, parse_constant=refuse)
-    assert told["advantage"] is None
+    assert set(told["advantages_T"]) == {None}
     nulls = [place for place, logprob in enumerate(told["inference_logprobs_T"]) if logprob is None]
     assert nulls == [place for place, sampled in enumerate(row.sampled_T) if not sampled] != []
     assert told["token_ids_T"] == list(row.token_ids_T)

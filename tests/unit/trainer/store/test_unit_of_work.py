@@ -51,7 +51,7 @@ def rows(engine: Engine, table: Any) -> list[Any]:
 
 def measured(decided: dict[str, int], *left_out: str, disagreements: int = 0) -> MeasuredRows:
     """What constraints decided in a step with one row, of which six tokens are left."""
-    left = Row("left", tuple(range(8)), (False,) * 2 + (True,) * 6, (0.0,) * 8, (0,) * 8, (1.0,) * 8, 0.5)
+    left = Row("left", tuple(range(8)), (False,) * 2 + (True,) * 6, (0.0,) * 8, (0,) * 8, (1.0,) * 8, (0.5,) * 8)
     return MeasuredRows((left,), decided, frozenset(left_out), disagreements=disagreements)
 
 

@@ -237,7 +237,11 @@ def step_gradient(
     else:
         normaliser = len(measured) * settings.max_answer_tokens if loss == "dr_grpo" else sum(tokens)
         normalisers = [float(normaliser)] * len(measured)
-    learner.step([replace(row, advantage=row.advantage * by) for row, by in zip(measured, normalisers, strict=True)], 0)
+    weighed = [
+        replace(row, advantages_T=tuple(advantage * by for advantage in row.advantages_T))
+        for row, by in zip(measured, normalisers, strict=True)
+    ]
+    learner.step(weighed, 0)
     return [-gradient for gradient in peers.gradients]
 
 

@@ -1,0 +1,49 @@
+"""What is read of a step's trajectories: whose rewards are on one scale."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from trainer.store.unit_of_work import Store
+from whetstone.config.trainer import TrainerSettings
+
+RULES = TrainerSettings(groups_per_step=1, min_groups_per_step=1, min_fresh_share=0)
+
+
+def scales(engine: Engine, seed: Any, group: str = "g", task: str | None = None, **values: Any) -> set[str | None]:
+    """Return the scales of the members of a scored group that the next step takes."""
+    seed.group(group, size=2, rewarded=2, state="scored", closed_at=seed.now)
+    for number, reward in enumerate((0.0, 1.0)):
+        seed.trajectory(f"{group}-{number}", group, state="rewarded", reward=reward, task=task, **values)
+    store = Store(engine, "default")
+    claim = store.claim("starter", RULES)
+    assert claim is not None
+    return {member.reward_scale for member in store.members(claim)}
+
+
+@pytest.mark.parametrize("source", ["trajectory", "completions", "code", "failure"])
+def test_a_reward_of_the_trajectory_itself_is_on_the_scale_of_its_task(engine: Engine, seed: Any, source: str) -> None:
+    assert scales(engine, seed, task="chess", reward_source=source) == {"chess"}
+
+
+def test_without_a_task_all_are_on_one_scale(engine: Engine, seed: Any) -> None:
+    assert scales(engine, seed, reward_source="trajectory") == {""}
+
+
+@pytest.mark.parametrize("source", ["judge", "group", None])
+def test_what_may_be_a_rank_has_no_scale(engine: Engine, seed: Any, source: str | None) -> None:
+    assert scales(engine, seed, task="chess", reward_source=source) == {None}
+
+
+def test_an_apps_reward_to_which_a_judges_score_may_be_added_has_no_scale(engine: Engine, seed: Any) -> None:
+    seed.feedback("g", kind="group", source="judge", state="applied")
+    seed.feedback("other", kind="group", source="judge", state="applied")
+    assert scales(engine, seed, reward_source="trajectory") == {None}
+
+
+def test_a_judge_of_another_group_or_of_a_trajectory_of_that_name_leaves_the_scale(engine: Engine, seed: Any) -> None:
+    seed.feedback("other", kind="group", source="judge", state="applied")
+    seed.feedback("g", 0.5, source="judge", state="applied")
+    seed.feedback("g", kind="group", source="close", state="applied")
+    assert scales(engine, seed, reward_source="trajectory") == {""}
