@@ -1,8 +1,8 @@
 """Train the demo's policy without a server: games in process, the trainer's own rows, advantages and learner.
 
 Each step plays new groups of games with the last version, until enough of them have different rewards, and trains on
-them. So a change of the recipe is tried in minutes, on one core, without anything of the stack. Held-out games are those
-of the demo. Prints a line for each measurement, and at the end one of JSON.
+them. So a change of the recipe is tried in minutes, on one core, without anything of the stack. Held-out games are
+those of the demo. Prints a line of JSON for each measurement, and one for the whole run.
 """
 
 import json
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from benchmarks.kit.options import parser_of
 from benchmarks.kit.process import ROOT
@@ -52,7 +54,9 @@ class Run:
         played = [one for group in self._groups() for one in group]
         self.played += len(played)
         trained = time.monotonic()
-        rows = build_rows([one.member(version) for one in played], self._settings.trainer.max_row_tokens).rows
+        trainer = self._settings.trainer
+        members = [one.member(version) for one in played]
+        rows = build_rows(members, trainer.max_row_tokens, trainer.advantage_scale, baseline=trainer.baseline).rows
         figures = self._learner.step(rows, version)
         self._player.load(self._learner.files())
         self.seconds["play"] += trained - began
@@ -99,15 +103,15 @@ def main() -> int:
             "--json": {"type": Path, "help": "a file to which the result is added as a line"},
         },
     )
-    args = parser.parse_args()
+    args, console = parser.parse_args(), Console(soft_wrap=True, highlight=False)
     run = Run(args.model, settings_of(args.set, args.seed), args.group_size)
     curve = [{"step": 0, "games": 0, "won": run.held_out(args.games)}]
-    print(json.dumps(curve[-1]), flush=True)
+    console.print_json(data=curve[-1], indent=None)
     for step in range(args.steps):
         figures = run.step(step)
         if (step + 1) % args.every == 0 or step + 1 == args.steps:
             curve.append({"step": step + 1, "games": run.played, "won": run.held_out(args.games), **figures})
-            print(json.dumps(curve[-1]), flush=True)
+            console.print_json(data=curve[-1], indent=None)
     result = {
         "seed": args.seed,
         "group_size": args.group_size,
@@ -116,11 +120,10 @@ def main() -> int:
         "greedy": run.held_out(args.games, greedy=True),
         "seconds": run.seconds,
     }
-    line = json.dumps(result)
-    print(line)
+    console.print_json(data=result, indent=None)
     if args.json:
         with args.json.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write(f"{json.dumps(result)}\n")
     return 0
 
 

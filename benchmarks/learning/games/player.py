@@ -46,7 +46,7 @@ class Game:
             SampledCompletion(f"{self.name}.{turn}", prompt, (answer,), (logprob,), version, 1.0)
             for turn, (prompt, answer, logprob) in enumerate(self.turns)
         )
-        return Member(self.name, self.group, float(self.won), completions)
+        return Member(self.name, self.group, float(self.won), completions, reward_scale="tictactoe")
 
 
 def games(split: str, seed: int, numbers: Iterable[int], group_size: int) -> list[Game]:
