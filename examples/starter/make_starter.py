@@ -31,6 +31,10 @@ MODEL = Path(__file__).resolve().parents[2] / "whetstone" / "starter"
 VOCABULARY = 512
 POSITIONS = 2048
 LEARNING_RATE = 2e-3
+SEEN_AFTER = 3
+"""Layers, of four, after which the model is to know what is on a board. The last is left for what to do about it."""
+SEEN_WEIGHT = 9.0
+"""Weight of that in the loss: the mean over nine cells becomes a sum, as large as the loss of an answer at first."""
 SEEN_AT = 3
 """After this layer, of four, the model is to see a board: the last one is left for what to do about it."""
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -130,6 +134,29 @@ def batch(
     return ids_BT, assistant_BT, targets_NV
 
 
+class BoardReader(torch.nn.Module):
+    """Tells what is on a board from what the model knows of it when it is to answer: a linear map, used in pre-training
+    only. It is what makes the model see lines; from a few answers it would take many times as many games."""
+
+    def __init__(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.read = torch.nn.Linear(model.config.hidden_size, len(formats.facts(formats.game.EMPTY)))
+        self._opening = torch.tensor(tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
+        self._hidden_BTH = torch.empty(0)
+        self.hook = model.model.layers[SEEN_AFTER - 1].register_forward_hook(self._keep)
+
+    def _keep(self, _layer: torch.nn.Module, _inputs: Any, hidden_BTH: torch.Tensor) -> None:
+        self._hidden_BTH = hidden_BTH
+
+    def loss(self, ids_BT: torch.Tensor, conversations: list[formats.Conversation]) -> torch.Tensor:
+        """Binary cross-entropy over all facts of all boards, after the model's forward pass over the conversations."""
+        rows, starts = (ids_BT.unfold(1, len(self._opening), 1) == self._opening).all(-1).nonzero(as_tuple=True)
+        boards = [m["content"] for one in conversations for m in one.messages if m["role"] == "user"]
+        facts_NF = torch.tensor([formats.facts(board) for board in boards])
+        logits_NF = self.read(self._hidden_BTH[rows, starts + len(self._opening) - 1])
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits_NF, facts_NF)
+
+
 def pretrain(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
@@ -137,8 +164,11 @@ def pretrain(
     steps: int,
     kinds: dict[formats.Kind, int],
 ) -> None:
-    """Cross-entropy on what the assistant says; each kind of conversation weighs the same in a step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    """Cross-entropy on what the assistant says, and on what is on the boards that it sees; each kind of conversation
+    weighs the same in a step."""
+    reader = BoardReader(model, tokenizer)
+    weights = [*model.parameters(), *reader.parameters()]
+    optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50) * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
     )
@@ -147,12 +177,17 @@ def pretrain(
     for step in range(steps):
         losses: dict[str, float] = {}
         for kind, conversations in kinds.items():
-            ids_BT, assistant_BT, targets_NV = batch(tokenizer, [kind(rng) for _ in range(conversations)])
+            drawn = [kind(rng) for _ in range(conversations)]
+            ids_BT, assistant_BT, targets_NV = batch(tokenizer, drawn)
             hidden_BTH = model.model(ids_BT).last_hidden_state
             logits_NV = model.lm_head(hidden_BTH[:, :-1][assistant_BT[:, 1:]])
             loss = torch.nn.functional.cross_entropy(logits_NV, targets_NV)
-            loss.backward()
             losses[kind.__name__] = loss.item()
+            if kind in formats.BOARDS:
+                seen = reader.loss(ids_BT, drawn)
+                losses["boards"] = seen.item()
+                loss = loss + SEEN_WEIGHT * seen
+            loss.backward()
             tokens += ids_BT.numel()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -162,6 +197,7 @@ def pretrain(
             rate = tokens / (time.monotonic() - started)
             shown = "  ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
             print(f"step {step:4}/{steps}  {shown}  {rate:,.0f} tokens/s", flush=True)
+    reader.hook.remove()
     model.eval()
 
 

@@ -46,21 +46,16 @@ class Run:
         self._learner = Learner.fresh(model, settings.trainer, settings.seed)
         self._numbers = count()
         self.played = 0
-        self.seconds = dict.fromkeys(("play", "train"), 0.0)
 
     def step(self, version: int) -> dict[str, Any]:
         """Play, train, and load the new version; return the step's figures."""
-        began = time.monotonic()
         played = [one for group in self._groups() for one in group]
         self.played += len(played)
-        trained = time.monotonic()
         trainer = self._settings.trainer
         members = [one.member(version) for one in played]
         rows = build_rows(members, trainer.max_row_tokens, trainer.advantage_scale, baseline=trainer.baseline).rows
         figures = self._learner.step(rows, version)
         self._player.load(self._learner.files())
-        self.seconds["play"] += trained - began
-        self.seconds["train"] += time.monotonic() - trained
         return {
             "reward": sum(one.won for one in played) / len(played),
             "entropy": figures.entropy,
@@ -103,7 +98,7 @@ def main() -> int:
             "--json": {"type": Path, "help": "a file to which the result is added as a line"},
         },
     )
-    args, console = parser.parse_args(), Console(soft_wrap=True, highlight=False)
+    args, console, began = parser.parse_args(), Console(soft_wrap=True, highlight=False), time.monotonic()
     run = Run(args.model, settings_of(args.set, args.seed), args.group_size)
     curve = [{"step": 0, "games": 0, "won": run.held_out(args.games)}]
     console.print_json(data=curve[-1], indent=None)
@@ -118,7 +113,7 @@ def main() -> int:
         "set": args.set,
         "curve": curve,
         "greedy": run.held_out(args.games, greedy=True),
-        "seconds": run.seconds,
+        "seconds": round(time.monotonic() - began, 1),
     }
     console.print_json(data=result, indent=None)
     if args.json:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from trainer.domain.claims import Member
@@ -34,8 +33,8 @@ class Game:
     prompt: tuple[int, ...] = ()
     """Of the next turn."""
     read: int = 0
-    """How many of the prompt's ids are in the cache, in the row `place`."""
     place: int = 0
+    """So many of the prompt's ids are in this row of the cache."""
     turns: list[tuple[tuple[int, ...], int, float]] = field(default_factory=list)
     """Prompt, id of the answer, and its logprob in nats, for each turn."""
     won: bool = False
@@ -94,18 +93,13 @@ class Player:
             logits_UV = self._model(ids_UT, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
             places = {prompt: place for place, prompt in enumerate(unique)}
             logprobs_GV = logits_UV.float().log_softmax(-1)[[places[one.prompt] for one in going]]
-            for one, (answer, logprob) in zip(going, self._answers(logprobs_GV, greedy), strict=True):
+            sampled_G1 = torch.multinomial(logprobs_GV.exp(), 1, generator=self._random)
+            answers_G1 = logprobs_GV.argmax(-1, keepdim=True) if greedy else sampled_G1
+            answers = zip(answers_G1[:, 0].tolist(), logprobs_GV.gather(1, answers_G1)[:, 0].tolist(), strict=True)
+            for one, (answer, logprob) in zip(going, answers, strict=True):
                 one.turns.append((one.prompt, answer, min(logprob, 0.0)))
                 one.place, one.read = places[one.prompt], len(one.prompt)
             going = [one for one in going if self._goes_on(one)]
-
-    def _answers(self, logprobs_GV: Tensor, greedy: bool) -> list[tuple[int, float]]:
-        answers_G1 = (
-            logprobs_GV.argmax(-1, keepdim=True)
-            if greedy
-            else torch.multinomial(logprobs_GV.exp(), 1, generator=self._random)
-        )
-        return list(zip(answers_G1[:, 0].tolist(), logprobs_GV.gather(1, answers_G1)[:, 0].tolist(), strict=True))
 
     def _goes_on(self, one: Game) -> bool:
         """Move as the last answer says; return whether the game goes on."""
