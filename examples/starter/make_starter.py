@@ -143,7 +143,7 @@ class BoardReader(torch.nn.Module):
         self.read = torch.nn.Linear(model.config.hidden_size, len(formats.facts(formats.game.EMPTY)))
         self._opening = torch.tensor(tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
         self._hidden_BTH = torch.empty(0)
-        self.hook = model.model.layers[SEEN_AFTER - 1].register_forward_hook(self._keep)
+        model.model.layers[SEEN_AFTER - 1].register_forward_hook(self._keep)
 
     def _keep(self, _layer: torch.nn.Module, _inputs: Any, hidden_BTH: torch.Tensor) -> None:
         self._hidden_BTH = hidden_BTH
@@ -163,11 +163,11 @@ def pretrain(
     rng: random.Random,
     steps: int,
     kinds: dict[formats.Kind, int],
+    reader: BoardReader | None = None,
 ) -> None:
-    """Cross-entropy on what the assistant says, and on what is on the boards that it sees; each kind of conversation
-    weighs the same in a step."""
-    reader = BoardReader(model, tokenizer)
-    weights = [*model.parameters(), *reader.parameters()]
+    """Cross-entropy on what the assistant says, and with a reader on what is on the boards that it sees; each kind of
+    conversation weighs the same in a step."""
+    weights = [*model.parameters(), *(reader.parameters() if reader else ())]
     optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50) * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
@@ -183,7 +183,7 @@ def pretrain(
             logits_NV = model.lm_head(hidden_BTH[:, :-1][assistant_BT[:, 1:]])
             loss = torch.nn.functional.cross_entropy(logits_NV, targets_NV)
             losses[kind.__name__] = loss.item()
-            if kind in formats.BOARDS:
+            if reader and kind in formats.BOARDS:
                 seen = reader.loss(ids_BT, drawn)
                 losses["boards"] = seen.item()
                 loss = loss + SEEN_WEIGHT * seen
@@ -194,10 +194,9 @@ def pretrain(
         schedule.step()
         optimizer.zero_grad()
         if step % 50 == 0 or step == steps - 1:
-            rate = tokens / (time.monotonic() - started)
+            speed = tokens / (time.monotonic() - started)
             shown = "  ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
-            print(f"step {step:4}/{steps}  {shown}  {rate:,.0f} tokens/s", flush=True)
-    reader.hook.remove()
+            print(f"step {step:4}/{steps}  {shown}  {speed:,.0f} tokens/s", flush=True)
     model.eval()
 
 
@@ -217,6 +216,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the starter model: tokenizer, pre-training, figures.")
     parser.add_argument("--out", type=Path, default=MODEL, help="the folder to write")
     parser.add_argument("--steps", type=int, default=600, help="optimizer steps of pre-training")
+    parser.add_argument("--later", type=int, default=250, help="steps after those, in which it learns to see boards")
+    parser.add_argument(
+        "--first", type=Path, help="a folder with the result of the first stage, which is left out then"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of every conversation")
     parser.add_argument("--games", type=int, default=2000, help="games played to measure the result")
     args = parser.parse_args()
@@ -224,8 +227,13 @@ def main() -> None:
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
     tokenizer = make_tokenizer(rng)
-    model = make_model(tokenizer)
-    pretrain(model, tokenizer, rng, args.steps, formats.KINDS)
+    if args.first:
+        model = Qwen3ForCausalLM.from_pretrained(args.first, dtype=torch.float32)
+    else:
+        model = make_model(tokenizer)
+        pretrain(model, tokenizer, rng, args.steps, formats.KINDS)
+    half = {kind: count // 2 for kind, count in formats.KINDS.items()}
+    pretrain(model, tokenizer, rng, args.later, half, BoardReader(model, tokenizer))
     save(model, tokenizer, args.out)
     seconds = time.monotonic() - started
     ended = player.play(model, tokenizer, args.games)
