@@ -62,6 +62,13 @@ def completing(board: str, mark: str) -> str:
     return "".join(cell for cell in game.free(board) if game.result(game.place(board, cell, mark)) == mark) or "none"
 
 
+def facts(board: str) -> list[float]:
+    """What is on a board, 0 or 1 for each cell: it is X, it is O, X would complete a line there, O would."""
+    taken = [[float(place == mark) for place in board] for mark in "XO"]
+    lines = [[float(cell in completing(board, mark)) for cell in game.EMPTY] for mark in "XO"]
+    return [fact for each in (*taken, *lines) for fact in each]
+
+
 def board_question(rng: random.Random) -> Conversation:
     """Questions about a few boards in a row, all of one kind."""
     mark = rng.choice("XO")
@@ -169,5 +176,7 @@ def assistant_is(rng: random.Random, messages: list[Message]) -> list[Message]:
 
 Kind = Callable[[random.Random], Conversation]
 
+BOARDS: tuple[Kind, ...] = (random_game, board_question)
+"""The kinds in which every message of the user is a board."""
 KINDS: dict[Kind, int] = {random_game: 32, board_question: 24, tool_use: 6, small_talk: 2}
 """Conversations of each kind in one batch."""

@@ -31,6 +31,12 @@ MODEL = Path(__file__).resolve().parents[2] / "whetstone" / "starter"
 VOCABULARY = 512
 POSITIONS = 2048
 LEARNING_RATE = 2e-3
+SEEN_AFTER = 3
+"""Layers, of four, after which the model is to know what is on a board. The last is left for what to do about it."""
+SEEN_WEIGHT = 9.0
+"""Weight of that in the loss: the mean over nine cells becomes a sum, as large as the loss of an answer at first."""
+SEEN_AT = 3
+"""After this layer, of four, the model is to see a board: the last one is left for what to do about it."""
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = tuple(f"<{close}{name}>" for name in ("think", "tools", "tool_call", "tool_response") for close in ("", "/"))
 """One token each, as in Qwen3; unlike the control tokens they are text, so decoding keeps them."""
@@ -128,15 +134,41 @@ def batch(
     return ids_BT, assistant_BT, targets_NV
 
 
+class BoardReader(torch.nn.Module):
+    """Tells what is on a board from what the model knows of it when it is to answer: a linear map, used in pre-training
+    only. It is what makes the model see lines; from a few answers it would take many times as many games."""
+
+    def __init__(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.read = torch.nn.Linear(model.config.hidden_size, len(formats.facts(formats.game.EMPTY)))
+        self._opening = torch.tensor(tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
+        self._hidden_BTH = torch.empty(0)
+        model.model.layers[SEEN_AFTER - 1].register_forward_hook(self._keep)
+
+    def _keep(self, _layer: torch.nn.Module, _inputs: Any, hidden_BTH: torch.Tensor) -> None:
+        self._hidden_BTH = hidden_BTH
+
+    def loss(self, ids_BT: torch.Tensor, conversations: list[formats.Conversation]) -> torch.Tensor:
+        """Binary cross-entropy over all facts of all boards, after the model's forward pass over the conversations."""
+        rows, starts = (ids_BT.unfold(1, len(self._opening), 1) == self._opening).all(-1).nonzero(as_tuple=True)
+        boards = [m["content"] for one in conversations for m in one.messages if m["role"] == "user"]
+        facts_NF = torch.tensor([formats.facts(board) for board in boards])
+        logits_NF = self.read(self._hidden_BTH[rows, starts + len(self._opening) - 1])
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits_NF, facts_NF)
+
+
 def pretrain(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     rng: random.Random,
     steps: int,
     kinds: dict[formats.Kind, int],
+    reader: BoardReader | None = None,
 ) -> None:
-    """Cross-entropy on what the assistant says; each kind of conversation weighs the same in a step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    """Cross-entropy on what the assistant says, and with a reader on what is on the boards that it sees; each kind of
+    conversation weighs the same in a step."""
+    weights = [*model.parameters(), *(reader.parameters() if reader else ())]
+    optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50) * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
     )
@@ -145,21 +177,26 @@ def pretrain(
     for step in range(steps):
         losses: dict[str, float] = {}
         for kind, conversations in kinds.items():
-            ids_BT, assistant_BT, targets_NV = batch(tokenizer, [kind(rng) for _ in range(conversations)])
+            drawn = [kind(rng) for _ in range(conversations)]
+            ids_BT, assistant_BT, targets_NV = batch(tokenizer, drawn)
             hidden_BTH = model.model(ids_BT).last_hidden_state
             logits_NV = model.lm_head(hidden_BTH[:, :-1][assistant_BT[:, 1:]])
             loss = torch.nn.functional.cross_entropy(logits_NV, targets_NV)
-            loss.backward()
             losses[kind.__name__] = loss.item()
+            if reader and kind in formats.BOARDS:
+                seen = reader.loss(ids_BT, drawn)
+                losses["boards"] = seen.item()
+                loss = loss + SEEN_WEIGHT * seen
+            loss.backward()
             tokens += ids_BT.numel()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         if step % 50 == 0 or step == steps - 1:
-            rate = tokens / (time.monotonic() - started)
+            speed = tokens / (time.monotonic() - started)
             shown = "  ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
-            print(f"step {step:4}/{steps}  {shown}  {rate:,.0f} tokens/s", flush=True)
+            print(f"step {step:4}/{steps}  {shown}  {speed:,.0f} tokens/s", flush=True)
     model.eval()
 
 
@@ -179,6 +216,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the starter model: tokenizer, pre-training, figures.")
     parser.add_argument("--out", type=Path, default=MODEL, help="the folder to write")
     parser.add_argument("--steps", type=int, default=600, help="optimizer steps of pre-training")
+    parser.add_argument("--later", type=int, default=250, help="steps after those, in which it learns to see boards")
+    parser.add_argument(
+        "--first", type=Path, help="a folder with the result of the first stage, which is left out then"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of every conversation")
     parser.add_argument("--games", type=int, default=2000, help="games played to measure the result")
     args = parser.parse_args()
@@ -186,8 +227,13 @@ def main() -> None:
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
     tokenizer = make_tokenizer(rng)
-    model = make_model(tokenizer)
-    pretrain(model, tokenizer, rng, args.steps, formats.KINDS)
+    if args.first:
+        model = Qwen3ForCausalLM.from_pretrained(args.first, dtype=torch.float32)
+    else:
+        model = make_model(tokenizer)
+        pretrain(model, tokenizer, rng, args.steps, formats.KINDS)
+    half = {kind: count // 2 for kind, count in formats.KINDS.items()}
+    pretrain(model, tokenizer, rng, args.later, half, BoardReader(model, tokenizer))
     save(model, tokenizer, args.out)
     seconds = time.monotonic() - started
     ended = player.play(model, tokenizer, args.games)

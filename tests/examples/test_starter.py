@@ -117,6 +117,20 @@ def test_the_committed_tokenizer_and_template_are_what_the_script_makes() -> Non
     assert tokenizer.chat_template == made.chat_template
 
 
+def test_the_facts_of_a_board_are_its_marks_and_the_cells_that_complete_a_line() -> None:
+    facts = formats.facts("XX3O5O789")
+    marks, lines = facts[:18], facts[18:]
+    assert [cell + 1 for cell in range(18) if marks[cell]] == [1, 2, 9 + 4, 9 + 6]
+    assert [cell + 1 for cell in range(18) if lines[cell]] == [3, 9 + 5]
+
+
+def test_every_message_of_a_user_in_the_kinds_with_boards_is_a_board() -> None:
+    rng = random.Random(0)
+    for kind in formats.BOARDS:
+        for message in kind(rng).messages:
+            assert message["role"] != "user" or re.fullmatch(r"[1-9XO]{9}", message["content"])
+
+
 @pytest.mark.long(part="exact")
 @pytest.mark.slow
 def test_pre_training_is_the_same_for_the_same_seed() -> None:
