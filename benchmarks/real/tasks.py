@@ -1,13 +1,36 @@
 """List the tasks on which `benchmarks.real` trains a real model; each is an example app with training and eval splits.
 
-An app takes `--base-url`, `--model`, `--seed`, `--questions`, `--split` and `--shuffle`; its last line is a JSON object
-with `failed_requests`, and with `--split eval` with `each`, a reward for each question.
+An app takes `--base-url`, `--model`, `--seed`, `--questions`, `--split` and `--shuffle-rewards`; its last line is a
+JSON object with `failed_requests`, and with `--split eval` with `each`, a 0 or 1 for each question, and maybe `fields`,
+the share of each answer that is right.
 """
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from benchmarks.fakes.teacher import Rule
 from benchmarks.kit.process import ROOT
+
+sys.path.extend(str(ROOT / "examples" / name) for name in ("desk", "records"))
+
+import desk
+import records
+
+EXAMPLES = ROOT / "examples"
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Supervised steps before rewards: a rule program answers, as another server, and the policy imitates it."""
+
+    rule: Rule
+    steps: int
+    demonstrations: int = 64
+    seed: int = 64
+    """Of what the rule program is asked: the same demonstrations in every run."""
 
 
 @dataclass(frozen=True)
@@ -16,16 +39,43 @@ class Task:
 
     name: str
     app: Path
+    right: str
+    """What a 1 in `each` is, for tables."""
+    steps: int
+    """Policy-gradient steps."""
     training: tuple[str, ...]
     """Options of the app in training."""
+    lessons: Lessons | None = None
+    fields: str = ""
+    """What `fields` are, for tables."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings other than the defaults."""
 
 
 TASKS = {
     task.name: task
     for task in (
+        # Each ticket once, a thumb on three answers in ten: compared with the running mean.
+        Task("routing", EXAMPLES / "tickets" / "app.py", "right team", 20, ("--attempts", "1", "--thumbs", "0.3")),
         # Eight attempts at a ticket are a group: they have the same prompt. A thumb on each, so that groups settle.
-        Task("routing", ROOT / "examples" / "tickets" / "app.py", ("--attempts", "8", "--thumbs", "1")),
-        # Each ticket once, a thumb on three answers in ten: compared with a baseline.
-        Task("routing-alone", ROOT / "examples" / "tickets" / "app.py", ("--attempts", "1", "--thumbs", "0.3")),
+        Task("routing-groups", EXAMPLES / "tickets" / "app.py", "right team", 20, ("--attempts", "8", "--thumbs", "1")),
+        Task(
+            "json",
+            EXAMPLES / "records" / "app.py",
+            "exact record",
+            20,
+            ("--attempts", "8"),
+            Lessons(lambda messages: records.teach(messages[-1]["content"]), steps=40),
+            "right fields",
+        ),
+        Task(
+            "agent",
+            EXAMPLES / "desk" / "app.py",
+            "solved",
+            20,
+            ("--attempts", "8"),
+            Lessons(desk.teach, steps=40),
+            "right action",
+        ),
     )
 }
