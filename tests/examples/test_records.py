@@ -68,7 +68,7 @@ def test_the_app_is_short_and_imports_nothing_of_ours() -> None:
 
 
 class Server(FakeOpenAI):
-    """Answers every second message with its record, others with that of another order, eval messages with an empty text."""
+    """Answers every second message with its record, others with that of another order, eval messages emptily."""
 
     def say(self, number: int, text: str) -> str:
         try:
