@@ -55,8 +55,15 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        # Each ticket once, a thumb on three answers in ten: compared with the running mean.
-        Task("routing", EXAMPLES / "tickets" / "app.py", "right team", 20, ("--attempts", "1", "--thumbs", "0.3")),
+        # Each ticket once, a thumb on three answers in ten: compared with the running mean. No ticket waits for others.
+        Task(
+            "routing",
+            EXAMPLES / "tickets" / "app.py",
+            "right team",
+            20,
+            ("--attempts", "1", "--thumbs", "0.3"),
+            settings={"groups__prompt_window_s": 0},
+        ),
         # Eight attempts at a ticket are a group: they have the same prompt. A thumb on each, so that groups settle.
         Task("routing-groups", EXAMPLES / "tickets" / "app.py", "right team", 20, ("--attempts", "8", "--thumbs", "1")),
         Task(
