@@ -21,19 +21,20 @@ class StepFigures:
     entropy: float
     """Nats per token, at the temperature that was used for sampling."""
     mismatch_k3: float | None
-    """Nats per token: k3 of the server to the trainer, over tokens of version_in; None without such tokens."""
+    """Nats per token: k3 of the server to the trainer, over tokens of version_in in the step's first update; None
+    without such tokens."""
     fresh_share: float
     """Share of the tokens that version_in sampled."""
     masked_share: float
     """Share of the tokens whose policy term the loss masked out."""
     grad_norm: float
-    """Before clipping."""
+    """Before clipping; the largest of the step's updates."""
     sampled_tokens: int
     read_tokens: int
     """Tokens of the forward passes: a shared prefix counts once, padding counts."""
     rows: int
     learning_rate: float
-    """Of the optimizer."""
+    """Of the optimizer, in the step's last update."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from trainer.domain.figures import StepFigures
 from trainer.domain.measured import MeasuredRows, spans_to_measure, static_measures, without_decided
 from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError, RowsDoNotFit
+from trainer.learner import updates
 from trainer.learner.backends import backend_of, device_of
 from trainer.learner.base.residence import Residence
 from trainer.learner.base.shared import SharedBase, shared_base
@@ -33,8 +34,8 @@ from trainer.learner.constrained import measuring
 from trainer.learner.forward import Reading
 from trainer.learner.gradient import memory
 from trainer.learner.gradient.accumulation import Accumulation
-from trainer.learner.gradient.objective import Objective, Sums
-from trainer.learner.processes.collective import Alone, Collective
+from trainer.learner.gradient.objective import Objective, Sums, Terms, figures_of
+from trainer.learner.processes.collective import Alone, Collective, Plan
 from whetstone.config.trainer import Kind, TrainerSettings
 from whetstone.memory.learning_rate import learning_rate_for
 from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
@@ -92,7 +93,9 @@ class Learner:
         self._objective = Objective(model, self._reading, settings, self._loss_scale)
         self._trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._gradient = Accumulation(self._objective, self._reading, self._trained.values())
-        self._optimizer = torch.optim.AdamW(self._trained.values(), lr=self.learning_rate, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(
+            self._trained.values(), lr=self.learning_rate, weight_decay=settings.weight_decay
+        )
         if self._residence is not None:
             self._residence.with_optimizer(self._optimizer)
 
@@ -161,12 +164,12 @@ class Learner:
         on_progress: Callable[[int, int], None] | None = None,
         kind: Kind = "grpo",
     ) -> StepFigures:
-        """Make one optimizer update from all the rows.
+        """Make the step's optimizer updates, each from a part of the rows, or none of them.
 
         `version_in` is the version that this learner holds: the tokens that it sampled are fresh. `on_progress` is
-        called with (micro-batches done, micro-batches in all) after each, before the update; if it raises, the step
-        ends and no weight has moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs.
-        A micro-batch whose memory runs out is cut into smaller ones.
+        called with (micro-batches done, micro-batches in all) after each; if it raises, the step ends and no weight has
+        moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs. A micro-batch
+        whose memory runs out is cut into smaller ones.
 
         Raises:
             RowError: no row has a sampled token, a row begins with one, or one was constrained and is not measured.
@@ -180,42 +183,32 @@ class Learner:
             raise RowError("no row has a sampled token: there is nothing to learn from")
         if not all(span.measured for row in rows for span in row.constrained):
             raise RowError("a row has constrained tokens that were not measured")
-        terms = self._objective.terms(rows, version_in, kind)
+        parts = [
+            self._objective.terms(part, version_in, kind)
+            for part in updates.parts(rows, self._settings.updates_per_step)
+        ]
         budget = self._reading.budget
         if self._probes and not budget.probed:
             self._gradient.probe(self._settings.max_row_tokens)
         budget.lower(min(self._peers.exchange(budget.tokens)))  # equal plans need equal budgets
-        plan = self._peers.share(
-            self._reading.plan(rows), lambda places: self._reading.tokens([rows[place] for place in places])
-        )
-        sums = Sums()
-        try:
-            with self._own_rng():
-                for done, places in enumerate(plan, 1):
-                    unfit = self._gradient.add(terms, places, sums) if places else []
-                    if on_progress:
-                        on_progress(done, len(plan))
-                    if unfit := list(chain.from_iterable(self._peers.exchange(unfit))):
-                        raise RowsDoNotFit(frozenset(rows[place].trajectory_id for place in unfit))
-                sums = Sums(*self._peers.add_up(list(self._trained.values()), astuple(sums)))
-                grad_norm = self._update(sums.loss)
-        finally:
-            self._optimizer.zero_grad(set_to_none=True)
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()  # vLLM may share the device, and needs the memory next
-        return StepFigures(
-            loss=sums.loss,
-            kl=sums.kl / sums.measured if sums.measured else None,
-            entropy=sums.entropy / terms.tokens,
-            mismatch_k3=sums.mismatch / sums.compared if sums.compared else None,
-            fresh_share=sums.fresh / terms.tokens,
-            masked_share=sums.masked / terms.tokens,
-            grad_norm=grad_norm,
-            sampled_tokens=terms.tokens,
-            read_tokens=int(sums.read),
-            rows=len(rows),
-            learning_rate=self.learning_rate,
-        )
+        plans = [self._plan(terms) for terms in parts]
+        summed: list[Sums] = []
+        norms: list[float] = []
+        # One update moves nothing before it has its whole gradient; several need a way back.
+        with updates.all_or_none(self._optimizer) if len(parts) > 1 else nullcontext():
+            try:
+                with self._own_rng():
+                    for place, (terms, plan) in enumerate(zip(parts, plans, strict=True)):
+                        before, rounds = sum(map(len, plans[:place])), sum(map(len, plans))
+                        summed.append(self._add_up(terms, plan, before, rounds, on_progress))
+                        norms.append(self._update(summed[-1].loss, kind))
+                        self._optimizer.zero_grad(set_to_none=True)
+            finally:
+                self._optimizer.zero_grad(set_to_none=True)
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()  # vLLM may share the device, and needs the memory next
+        rate = self._optimizer.param_groups[0]["lr"]
+        return figures_of(parts, summed, grad_norm=max(norms), learning_rate=rate)
 
     @memory.needed_to("measure what constraints allowed")
     @_on_device
@@ -294,7 +287,31 @@ class Learner:
         """Have the weights on the device inside the context; see `Residence`."""
         return nullcontext() if self._residence is None else self._residence.present()
 
-    def _update(self, loss: float) -> float:
+    def _plan(self, terms: Terms) -> Plan:
+        """Return this process's micro-batches."""
+        rows = terms.rows
+        return self._peers.share(
+            self._reading.plan(rows), lambda places: self._reading.tokens([rows[place] for place in places])
+        )
+
+    def _add_up(
+        self, terms: Terms, plan: Plan, done: int, rounds: int, on_progress: Callable[[int, int], None] | None
+    ) -> Sums:
+        """Leave the gradient of an update in the weights, and return its sums. `done` of the step's micro-batches are.
+
+        Raises:
+            RowsDoNotFit: see `step`.
+        """
+        sums = Sums()
+        for number, places in enumerate(plan, done + 1):
+            unfit = self._gradient.add(terms, places, sums) if places else []
+            if on_progress:
+                on_progress(number, rounds)
+            if unfit := list(chain.from_iterable(self._peers.exchange(unfit))):
+                raise RowsDoNotFit(frozenset(terms.rows[place].trajectory_id for place in unfit))
+        return Sums(*self._peers.add_up(list(self._trained.values()), astuple(sums)))
+
+    def _update(self, loss: float, kind: Kind) -> float:
         """Clip the gradient and run the optimizer. Return the norm before clipping."""
         gradients = [weight.grad for weight in self._trained.values() if weight.grad is not None]
         for gradient in gradients:
@@ -304,6 +321,9 @@ class Learner:
         if not torch.isfinite(grad_norm + loss):
             raise NotFinite(f"loss {loss}, gradient norm {grad_norm.item()}: the step was not taken")
         clip_grads_with_norm_(self._trained.values(), self._settings.clip_norm, grad_norm)
+        rate = updates.learning_rate(self._settings, self.learning_rate, kind, updates.updates_of(self._optimizer))
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
         self._optimizer.step()
         return grad_norm.item()
 

@@ -69,6 +69,18 @@ class TrainerSettings(Section):
     learning_rate: float | None = Field(None, gt=0)
     """AdamW's learning rate; unset: by the base model's size, 1e-3 for the starter, 5e-5 from 0.1B to 1B, falling to
     1e-5 at 7B and above."""
+    sft_learning_rate: float | None = Field(None, gt=0)
+    """The learning rate of supervised steps; unset: `learning_rate`."""
+    warmup_updates: int = Field(0, ge=0)
+    """The learning rate rises in a straight line over this many updates of a policy, counted by its optimizer."""
+    decay_updates: int | None = Field(None, ge=1)
+    """After the warm-up the learning rate falls along half a cosine over this many updates, to a tenth, and stays
+    there. Unset: it stays as it is."""
+    weight_decay: float = Field(0, ge=0)
+    """AdamW's weight decay."""
+    updates_per_step: int = Field(1, ge=1)
+    """Optimizer updates of a step: its trajectories are divided into this many parts, groups together, and each part is
+    one update."""
     lora_rank: int = Field(16, ge=1)
     """Rank of the adapters."""
     lora_alpha: int = Field(32, ge=1)

@@ -10,6 +10,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
+from trainer.domain.figures import StepFigures
 from trainer.domain.rows import Row
 from trainer.learner import losses
 from trainer.learner.forward import Reading
@@ -178,6 +179,26 @@ class Objective:
             return frozenset()
         count = math.ceil(self._settings.kl_share * len(rows))
         return frozenset(random.Random(version_in).sample(everything, count))
+
+
+def figures_of(parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float, learning_rate: float) -> StepFigures:
+    """Return the figures of a step from the terms and the sums of each of its updates."""
+    tokens = sum(terms.tokens for terms in parts)
+    measured = sum(sums.measured for sums in summed)
+    first = summed[0]  # after its update the weights are no longer those that the server sampled with
+    return StepFigures(
+        loss=sum(sums.loss * terms.tokens for sums, terms in zip(summed, parts, strict=True)) / tokens,
+        kl=sum(sums.kl for sums in summed) / measured if measured else None,
+        entropy=sum(sums.entropy for sums in summed) / tokens,
+        mismatch_k3=first.mismatch / first.compared if first.compared else None,
+        fresh_share=sum(sums.fresh for sums in summed) / tokens,
+        masked_share=sum(sums.masked for sums in summed) / tokens,
+        grad_norm=grad_norm,
+        sampled_tokens=tokens,
+        read_tokens=int(sum(sums.read for sums in summed)),
+        rows=sum(len(terms.rows) for terms in parts),
+        learning_rate=learning_rate,
+    )
 
 
 def _mismatch(batch: MicroBatch, trainer_S: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""The optimizer updates of a step: which rows each takes, with which learning rate, and all of them or none."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.domain.rows import Row
+from whetstone.config.trainer import Kind, TrainerSettings
+
+FLOOR = 0.1
+"""Share of the learning rate that is left after `decay_updates`, as in most published recipes: a policy whose traffic
+goes on must still be able to follow it.
+"""
+
+
+def parts(rows: Sequence[Row], count: int) -> list[list[Row]]:
+    """Return the rows in up to `count` parts, of about as many sampled tokens each, for one update each.
+
+    Rows keep their order, in which those of a group are together; those of a trajectory are never divided.
+    """
+    total = sum(sum(row.sampled_T) for row in rows)
+    divided: list[list[Row]] = [[] for _ in range(count)]
+    before = 0
+    for _, own in groupby(rows, key=lambda row: row.trajectory_id):
+        trajectory = list(own)
+        divided[min(count - 1, before * count // total)] += trajectory
+        before += sum(sum(row.sampled_T) for row in trajectory)
+    return [part for part in divided if part]
+
+
+def learning_rate(settings: TrainerSettings, learning_rate: float, kind: Kind, updates: int) -> float:
+    """Return AdamW's learning rate after so many updates of a policy.
+
+        warm-up   rate · (n + 1) / warmup_updates                              n < warmup_updates
+        decay     rate · (f + (1 - f) · (1 + cos(π · x)) / 2), f = FLOOR       x = share of decay_updates, at most 1
+
+    `learning_rate` is the one of policy gradients where none is set. The decay is SGDR's (arXiv 1608.03983), once.
+    """
+    rate = (settings.sft_learning_rate if kind == "sft" else None) or learning_rate
+    if updates < settings.warmup_updates:
+        return rate * (updates + 1) / settings.warmup_updates
+    if settings.decay_updates is None:
+        return rate
+    done = min(1.0, (updates - settings.warmup_updates) / settings.decay_updates)
+    return rate * (FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def updates_of(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many updates the optimizer has made; 0 where its state is new."""
+    return max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
+
+
+@contextmanager
+def all_or_none(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Set the optimizer and its weights back where anything raises inside the context."""
+    weights: list[Tensor] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    before = [(weight.detach().clone(), _copied(optimizer.state.get(weight))) for weight in weights]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for weight, (value, state) in zip(weights, before, strict=True):
+                weight.copy_(value)
+                if state is None:
+                    optimizer.state.pop(weight, None)
+                else:
+                    optimizer.state[weight] = state
+        raise
+
+
+def _copied(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if state is None else {name: value.clone() for name, value in state.items()}
