@@ -22,8 +22,9 @@ from whetstone.domain import stats
 MAX_KL = 1.0
 """Nats a token: the largest mean k3 from the base model to the policy in any step, of tasks without lessons."""
 STEP = (
-    "number", "kind", "state", "trajectories", "completions", "sampled_tokens", "read_tokens", "reward_mean", "loss",
-    "kl", "entropy", "mismatch_k3", "grad_norm", "learning_rate", "seconds", "phases", "error",
+    "number", "kind", "state", "version_in", "version_out", "trajectories", "baselined", "completions",
+    "sampled_tokens", "read_tokens", "reward_mean", "loss", "kl", "entropy", "mismatch_k3", "grad_norm",
+    "learning_rate", "seconds", "phases", "error",
 )  # fmt: skip
 """Columns of a step in the file."""
 

@@ -47,7 +47,7 @@ DAYS = 30
 """Orders of at most so many days are refunded."""
 TURNS = 3
 
-SYSTEM = f"Look the customer up. Refund an order of at most {DAYS} days, else decline. Then tell the customer."
+SYSTEM = f"Look the customer up. Refund orders of at most {DAYS} days, else decline. Reply."
 
 
 def _tool(tool: str, **types: str) -> dict[str, Any]:
