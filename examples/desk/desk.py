@@ -1,6 +1,6 @@
 """Refund requests, made from sentences with gaps, the shop's two kinds of tools, and what is right to do.
 
-A request is handled in three turns: look the customer up, refund or decline, tell the customer. Training and held-out
+A request is handled in three turns: find the customer, refund or decline, tell the customer. Training and held-out
 requests share no sentence, no name and no article.
 """
 
@@ -47,7 +47,7 @@ DAYS = 30
 """Orders of at most so many days are refunded."""
 TURNS = 3
 
-SYSTEM = f"Look the customer up. Refund orders of at most {DAYS} days, else decline. Reply."
+SYSTEM = f"Find the customer. Refund orders of at most {DAYS} days, else decline. Reply."
 
 
 def _tool(tool: str, **types: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _tool(tool: str, **types: str) -> dict[str, Any]:
 
 
 TOOLS = [
-    _tool("look_up", name="string"),
+    _tool("find", name="string"),
     _tool("refund", order="integer", amount="integer"),
     _tool("decline", order="integer"),
 ]
@@ -75,7 +75,7 @@ class Request:
     days: int
     price: int
     action: tuple[str, dict[str, Any]] | None = None
-    """The first tool other than `look_up` that was called, and its arguments."""
+    """The first tool other than `find` that was called, and its arguments."""
 
     @property
     def right_action(self) -> tuple[str, dict[str, Any]]:
@@ -94,7 +94,7 @@ class Request:
             values = json.loads(arguments)
         except ValueError:
             return '{"error": "no JSON"}'
-        if tool == "look_up":
+        if tool == "find":
             known = values == {"name": self.name}
             order = {"order": self.order, "days": self.days, "price": self.price}
             return json.dumps(order if known else {"error": "no such customer"})
@@ -127,7 +127,7 @@ def teach(messages: list[Message]) -> str | list[tuple[str, dict[str, Any]]]:
     last = messages[-1]
     if last["role"] == "user":
         (name,) = {f"{first} {last_name}" for first, last_name in _NAME.findall(last["content"])}
-        return [("look_up", {"name": name})]
+        return [("find", {"name": name})]
     order = json.loads(next(m["content"] for m in messages if m["role"] == "tool"))
     if "error" in order:
         return "We do not know you."

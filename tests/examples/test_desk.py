@@ -50,9 +50,9 @@ def test_only_the_right_action_and_reply_solve_a_request() -> None:
     late, early = (desk.Request("", "Anna Berg", 4410, days, 35) for days in (31, 30))
     assert late.right_action == ("decline", {"order": 4410})
     assert early.right_action == ("refund", {"order": 4410, "amount": 35})
-    assert json.loads(early.use("look_up", '{"name": "Anna Berg"}')) == {"order": 4410, "days": 30, "price": 35}
-    assert json.loads(early.use("look_up", '{"name": "Anna"}')) == {"error": "no such customer"}
-    assert json.loads(early.use("look_up", "Anna")) == {"error": "no JSON"}
+    assert json.loads(early.use("find", '{"name": "Anna Berg"}')) == {"order": 4410, "days": 30, "price": 35}
+    assert json.loads(early.use("find", '{"name": "Anna"}')) == {"error": "no such customer"}
+    assert json.loads(early.use("find", "Anna")) == {"error": "no JSON"}
     assert not early.solved("We refunded 35 euros.")
     early.use("refund", '{"order": 4410, "amount": 35}')
     assert early.solved("We refunded 35 euros.") and not early.solved("We refunded 53 euros.")
