@@ -63,7 +63,7 @@ def test_a_gpu_has_graphs_blocks_and_its_share_of_the_card_and_the_cpu_its_own()
     assert "--enforce-eager" in on_cpu and on_cpu[on_cpu.index("--block-size") + 1] == "32"
     assert not {"--gpu-memory-utilization", "--tensor-parallel-size"} & set(on_cpu)
     plain = command(Settings(), 1, cpu=False)
-    cpus_alone = {"--enforce-eager", "--block-size", "--distributed-executor-backend"}
+    cpus_alone = {"--enforce-eager", "--block-size", "--distributed-executor-backend", "--worker-cls"}
     assert not (cpus_alone | {"--gpu-memory-utilization"}) & set(plain)
     vllm = {"gpu_memory_utilization": 0.84, "replicas": 2, "devices": (0, 1, 2, 3), "enforce_eager": True}
     line = command(Settings(vllm=vllm | {"block_size": 16}), 1, cpu=False)

@@ -25,12 +25,12 @@ def test_the_arguments_are_ups_but_for_the_address() -> None:
     assert {"starter@v0", "second@v0"} <= set(ours)
 
 
-def test_the_build_without_a_gpu_has_the_model_in_the_engine_and_other_machines_are_not_asked_to() -> None:
-    flag = "--distributed-executor-backend"
+def test_the_build_without_a_gpu_has_a_worker_of_ours_in_the_engine_and_other_machines_are_not_asked_to() -> None:
     assert client.is_cpu_build(), "of this environment; a GPU's leaves the executor to vLLM"
     command = client.command(Settings(), 8001)
-    assert command[command.index(flag) + 1].endswith(".UniProcExecutor")
-    assert flag not in arguments(Settings()) and flag not in arguments(Settings(), cpu=True)
+    for flag, end in (("--distributed-executor-backend", ".UniProcExecutor"), ("--worker-cls", ".Worker")):
+        assert command[command.index(flag) + 1].endswith(end)
+        assert flag not in arguments(Settings()) and flag not in arguments(Settings(), cpu=True)
 
 
 def test_what_is_printed_is_shell_words_with_the_environment_before_them() -> None:
