@@ -21,22 +21,16 @@ POLL_S = 0.2
 class LearningPolicy:
     """The policy, its steps, and how many requests of the app have failed."""
 
-    def __init__(
-        self,
-        stack: Stack,
-        script: Path,
-        figures: Callable[[dict[str, Any]], str],
-        console: Console,
-        after_step: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`script`: the app. `figures` returns what is printed of a promoted step; `after_step` is called after each
-        step. Steps that ended before, in the same data folder, are neither printed nor awaited."""
+    def __init__(self, stack: Stack, script: Path, figures: Callable[[dict[str, Any]], str], console: Console) -> None:
+        """`script`: the app. `figures` returns what is printed of a promoted step. Steps that ended before, in the same
+        data folder, are neither printed nor awaited."""
         self._stack, self._script, self._figures, self._console = stack, script, figures, console
-        self._after_step = after_step
         self._settings = stack.settings
         self._store = Store(connect(stack.settings.database_url))
         self._shown = len(self.ended)
         self.failed_requests = 0
+        self.after_step: Callable[[], None] = lambda: None
+        """Called after each step that is awaited."""
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -130,7 +124,7 @@ class LearningPolicy:
             line = self._figures(step) if step["state"] == "promoted" else f"{step['state']}: {step['error']}"
             self._console.print(f"step {step['number']}  {line}", highlight=False)
             self._shown += 1
-            self._after_step()
+            self.after_step()
 
 
 def cells(interval: Interval, sign: str = "") -> tuple[str, str]:

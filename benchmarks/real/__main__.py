@@ -19,10 +19,11 @@ from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import opened
 from benchmarks.kit.options import parser_of
 from benchmarks.kit.process import ROOT
+from benchmarks.learning.policy import LearningPolicy
 from benchmarks.real import report
 from benchmarks.real.progress import Plan, Progress, begun
 from benchmarks.real.tasks import TASKS, Task
-from benchmarks.real.training import Training, upstreams_of
+from benchmarks.real.training import Training, line_of, upstreams_of
 from whetstone.config.settings import SettingsError, load
 from whetstone.models.catalog import MODELS
 from whetstone.models.download import default_folder, fetch
@@ -50,7 +51,8 @@ def run(data: Path, task: Task, progress: Progress, console: Console) -> dict[st
         }
         settings = load(environment={}, **given, **plan.settings)
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack:
-            training = Training(stack, task, progress, console)
+            policy = LearningPolicy(stack, task.app, line_of, console)
+            training = Training(policy, task, progress, data, console)
             training.run()
             training.show_curve()
             chosen = stack.settings.trainer.model_dump(mode="json", exclude_unset=True)

@@ -5,8 +5,9 @@ the data folder.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +17,6 @@ from benchmarks.learning.policy import LearningPolicy
 from benchmarks.real.progress import Measurement, Progress
 from benchmarks.real.tasks import Lessons, Task
 from whetstone.demo import curve
-from whetstone.stack.stack import Stack
 
 TEACHER = "teacher"
 BEFORE, AFTER, LESSONS_ALONE = "before", "after", "lessons alone"
@@ -40,12 +40,22 @@ def upstreams_of(task: Task) -> Iterator[dict[str, Any]]:
 class Training:
     """The stages of one run."""
 
-    def __init__(self, stack: Stack, task: Task, progress: Progress, console: Console) -> None:
-        self._stack, self._task, self._progress, self._console = stack, task, progress, console
+    def __init__(
+        self,
+        policy: LearningPolicy,
+        task: Task,
+        progress: Progress,
+        data: Path,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`data`: the folder in which the progress is recorded. `clock` returns seconds."""
+        self.policy, self._task, self._progress = policy, task, progress
+        self._data, self._console, self._clock = data, console, clock
         self._plan = progress.plan
-        self._stage, self._mark = "", time.monotonic()
+        self._stage, self._mark = "", clock()
         self._failed_before = progress.failed_requests
-        self.policy = LearningPolicy(stack, task.app, _figures, console, self._after_step)
+        policy.after_step = self._after_step
 
     def run(self) -> None:
         """Take what is left of all stages.
@@ -118,7 +128,7 @@ class Training:
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
-        self._stage, self._mark = stage, time.monotonic()
+        self._stage, self._mark = stage, self._clock()
         self._progress.seconds.setdefault(stage, 0.0)
         try:
             yield
@@ -133,15 +143,16 @@ class Training:
 
     def _save(self) -> None:
         """Write the progress, with the stage's seconds up to now."""
-        now = time.monotonic()
+        now = self._clock()
         if self._stage:
             self._progress.seconds[self._stage] += now - self._mark
         self._mark = now
         self._progress.failed_requests = self._failed_before + self.policy.failed_requests
-        self._progress.save(self._stack.settings.data)
+        self._progress.save(self._data)
 
 
-def _figures(step: dict[str, Any]) -> str:
+def line_of(step: dict[str, Any]) -> str:
+    """Return what is printed of a promoted step."""
     if step["kind"] == "sft":
         return f"imitates {step['completions']} answers  loss {step['loss']:.3f}  {step['seconds']:.1f} s"
     # Not measured where no token came from the version that the step began from.

@@ -4,14 +4,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from benchmarks.real import report
 from benchmarks.real.progress import Measurement, Plan, Progress, begun
 from benchmarks.real.tasks import TASKS
+from benchmarks.real.training import Training
 from whetstone.config.settings import SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,3 +141,98 @@ def test_the_file_has_a_line_for_each_step_and_reads_back(tmp_path: Path) -> Non
     report.write(path, some)
     assert json.loads(path.read_text()) == some
     assert sum('"promoted"' in line for line in path.read_text().splitlines()) == 3
+
+
+class ScriptedPolicy:
+    """A policy whose steps take ten seconds each on a clock of its own; `cut_off` steps later it raises."""
+
+    def __init__(self, steps: list[dict[str, Any]], cut_off: int = 1000) -> None:
+        self.ended, self.cut_off = steps, cut_off
+        self.now, self.failed_requests, self.calls = 0.0, 0, list[str]()
+        self.rewards: dict[int, Any] = {}
+        self.base = steps[-1]["version_out"] if steps else 0
+
+    @property
+    def live(self) -> str:
+        return f"starter@v{self.base}"
+
+    def run(self, *options: str) -> dict[str, Any]:
+        self.calls.append("teach" if "teacher" in options else f"measure {self.live}")
+        return {"each": [0, 1], "fields": [0.5, 1.0]}
+
+    def learn(self, steps: int, *options: str) -> None:
+        self.calls.append(f"learn {steps}{' shuffled' if '--shuffle-rewards' in options else ''}")
+        for _ in range(steps):
+            self._step("grpo")
+
+    def imitate(self, source: str, min_reward: float, limit: int) -> None:
+        assert (source, min_reward, limit) == ("teacher", 1.0, 64)
+        self._step("sft")
+
+    def promote(self, version: int) -> None:
+        self.calls.append(f"promote {version}")
+        self.base = version
+
+    def await_rewarded(self, policy: str, count: int) -> None:
+        self.calls.append(f"await {count} of {policy}")
+
+    def _step(self, kind: str) -> None:
+        if not self.cut_off:
+            raise KeyboardInterrupt
+        self.cut_off -= 1
+        self.now += 10
+        number = len(self.ended) + 1
+        self.ended.append({"number": number, "kind": kind, "version_in": self.base, "version_out": number})
+        self.base = number
+        self.after_step()
+
+    def after_step(self) -> None:
+        """Set by who awaits steps."""
+
+
+def train(policy: ScriptedPolicy, progress: Progress, data: Path) -> None:
+    task = TASKS[progress.plan.task]
+    Training(cast(Any, policy), task, progress, data, Console(quiet=True), lambda: policy.now).run()
+
+
+SHORT = msgspec.structs.replace(PLAN, steps=3, lessons=2)
+
+
+def test_lessons_alone_begin_before_rewards_and_take_as_long(tmp_path: Path) -> None:
+    policy, progress = ScriptedPolicy([]), begun(tmp_path, SHORT)
+    train(policy, progress, tmp_path)
+    lessons, alone = ["teach", "await 64 of teacher", "measure starter@v2"], ["promote 2", "measure starter@v8"]
+    assert policy.calls == [*lessons, "learn 3", "measure starter@v5", *alone]
+    assert [step["kind"] for step in policy.ended] == ["sft"] * 2 + ["grpo"] * 3 + ["sft"] * 3
+    assert policy.ended[5]["version_in"] == 2
+    assert progress.seconds == {"before": 20.0, "after": 30.0, "lessons alone": 30.0}
+    assert begun(tmp_path, SHORT) == progress
+
+
+@pytest.mark.parametrize("cut_off", range(9))
+def test_a_run_that_is_cut_off_anywhere_takes_each_step_once(cut_off: int, tmp_path: Path) -> None:
+    steps: list[dict[str, Any]] = []
+    first = ScriptedPolicy(steps, cut_off)
+    try:
+        train(first, begun(tmp_path, SHORT), tmp_path)
+    except KeyboardInterrupt:
+        second = ScriptedPolicy(steps)
+        train(second, begun(tmp_path, SHORT), tmp_path)
+        assert "teach" not in second.calls and len(steps) > cut_off
+    assert [step["kind"] for step in steps] == ["sft"] * 2 + ["grpo"] * 3 + ["sft"] * 3
+    progress = begun(tmp_path, SHORT)
+    assert [measurement.version for measurement in progress.measured.values()] == [f"starter@v{n}" for n in (2, 5, 8)]
+    assert progress.seconds == {"before": 20.0, "after": 30.0, "lessons alone": 30.0}
+
+
+def test_the_control_shuffles_rewards_and_measures_no_lessons_alone(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(SHORT, shuffle_rewards=True)
+    policy = ScriptedPolicy([])
+    train(policy, begun(tmp_path, plan), tmp_path)
+    assert policy.calls[3:] == ["learn 3 shuffled", "measure starter@v5"]
+
+
+def test_a_task_without_lessons_begins_with_the_base_model(tmp_path: Path) -> None:
+    policy = ScriptedPolicy([])
+    train(policy, begun(tmp_path, msgspec.structs.replace(SHORT, task="routing", lessons=0)), tmp_path)
+    assert policy.calls == ["measure starter@v0", "learn 3", "measure starter@v3"]
