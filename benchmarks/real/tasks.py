@@ -44,7 +44,8 @@ class Task:
     steps: int
     """Policy-gradient steps."""
     training: tuple[str, ...]
-    """Options of the app in training."""
+    """Options of the app in training. Without pauses it would ask more than a step can take, and take the trainer's
+    CPU."""
     lessons: Lessons | None = None
     fields: str = ""
     """What `fields` are, for tables."""
@@ -63,7 +64,7 @@ TASKS = {
             EXAMPLES / "tickets" / "app.py",
             "right team",
             20,
-            ("--attempts", "1", "--thumbs", "0.3"),
+            ("--attempts", "1", "--thumbs", "0.3", "--pause-s", "1"),
             settings={"groups__prompt_window_s": 0},
         ),
         # Eight attempts at a ticket are a group: they have the same prompt. A thumb on each, so that groups settle.
@@ -73,7 +74,7 @@ TASKS = {
             EXAMPLES / "records" / "app.py",
             "exact record",
             20,
-            ("--attempts", "8"),
+            ("--attempts", "8", "--pause-s", "8"),
             Lessons(lambda messages: records.teach(messages[-1]["content"]), steps=10),
             "right fields",
             WITH_LESSONS,
@@ -83,7 +84,7 @@ TASKS = {
             EXAMPLES / "desk" / "app.py",
             "solved",
             20,
-            ("--attempts", "8"),
+            ("--attempts", "8", "--pause-s", "15"),
             Lessons(desk.teach, steps=10),
             "right action",
             WITH_LESSONS,

