@@ -20,6 +20,9 @@ import desk
 import records
 
 EXAMPLES = ROOT / "examples"
+DEMONSTRATIONS = 64
+"""Answers of the rule program that a task's supervised steps imitate, the same for every seed."""
+DEMONSTRATION_SEED = 64
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,8 @@ class Lessons:
 
     rule: Rule
     steps: int
-    demonstrations: int = 64
-    seed: int = 64
-    """Of what the rule program is asked: the same demonstrations in every run."""
+    questions: int
+    """To the rule program: as many as give DEMONSTRATIONS right answers. These, with reward 1, are imitated."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,14 @@ TASKS = {
         ),
         # Eight attempts at a ticket are a group: they have the same prompt. A thumb on each, so that groups settle.
         Task("routing-groups", EXAMPLES / "tickets" / "app.py", "right team", 20, ("--attempts", "8", "--thumbs", "1")),
+        # The rule program reads a quarter of the sentences that rewards are given for.
         Task(
             "json",
             EXAMPLES / "records" / "app.py",
             "exact record",
             20,
             ("--attempts", "8", "--pause-s", "8"),
-            Lessons(lambda messages: records.teach(messages[-1]["content"]), steps=10),
+            Lessons(lambda messages: records.teach(messages[-1]["content"]), steps=6, questions=230),
             "right fields",
             WITH_LESSONS,
         ),
@@ -85,7 +88,7 @@ TASKS = {
             "solved",
             20,
             ("--attempts", "8", "--pause-s", "15"),
-            Lessons(desk.teach, steps=10),
+            Lessons(desk.teach, steps=4, questions=64),
             "right action",
             WITH_LESSONS,
         ),

@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.fakes.teacher import Teacher
 from benchmarks.learning.policy import LearningPolicy
 from benchmarks.real.progress import Measurement, Progress
-from benchmarks.real.tasks import Lessons, Task
+from benchmarks.real.tasks import DEMONSTRATION_SEED, DEMONSTRATIONS, Lessons, Task
 from whetstone.demo import curve
 
 TEACHER = "teacher"
@@ -75,7 +75,7 @@ class Training:
                 self.policy.learn(left, "--questions", "0", *self._task.training, *options)
         self._measure(AFTER)
         if lessons is not None and not self._plan.shuffle_rewards and LESSONS_ALONE not in self._progress.measured:
-            self._imitate_as_long(lessons)
+            self._imitate_as_long()
             self._measure(LESSONS_ALONE)
 
     def taken(self, kind: str) -> list[dict[str, Any]]:
@@ -95,26 +95,26 @@ class Training:
     def _be_taught(self, lessons: Lessons) -> None:
         """Record the demonstrations, and take the supervised steps on them."""
         if not self._progress.taught:
-            count = str(lessons.demonstrations)
-            self.policy.run("--model", TEACHER, "--questions", count, "--seed", str(lessons.seed), "--attempts", "1")
-            self.policy.await_rewarded(TEACHER, lessons.demonstrations)
+            options = ("--questions", str(lessons.questions), "--seed", str(DEMONSTRATION_SEED), "--attempts", "1")
+            self.policy.run("--model", TEACHER, *options)
+            self.policy.await_rewarded(TEACHER, lessons.questions)
             self._progress.taught = True
             self._save()
         with self._timed(BEFORE):
             while not self.taken("grpo") and len(self.taken("sft")) < self._plan.lessons:
-                self._imitate(lessons)
+                self._imitate()
 
-    def _imitate_as_long(self, lessons: Lessons) -> None:
+    def _imitate_as_long(self) -> None:
         """From the version before rewards, take supervised steps for as long as rewards took."""
         if LESSONS_ALONE not in self._progress.seconds:
             before = self._progress.measured[BEFORE].version
             self.policy.promote(int(before.rpartition("@v")[2]))
         with self._timed(LESSONS_ALONE):
             while self._progress.seconds[LESSONS_ALONE] < self._progress.seconds[AFTER]:
-                self._imitate(lessons)
+                self._imitate()
 
-    def _imitate(self, lessons: Lessons) -> None:
-        self.policy.imitate(TEACHER, min_reward=1.0, limit=lessons.demonstrations)
+    def _imitate(self) -> None:
+        self.policy.imitate(TEACHER, min_reward=1.0, limit=DEMONSTRATIONS)
 
     def _measure(self, stage: str) -> None:
         """Send the held-out questions to the live version, unless that is done."""

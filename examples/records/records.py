@@ -26,6 +26,14 @@ SENTENCES: dict[Split, tuple[str, ...]] = {
         "{town} office: {name} asks for {count} {item}.",
         "Could you reserve {count} {item} for {name} of {town}?",
         "{name} wrote from {town} and needs {count} {item}.",
+        "{town}, today. We are out of {item} and need {count} more. {name}",
+        "Hello, {name} speaking, from {town}. I take {count} {item}.",
+        "Yesterday {name} picked {count} {item} for the house in {town}.",
+        "Put {count} {item} on the van to {town} for {name}.",
+        "{name} paid for {count} {item}, to be brought to {town}.",
+        "Reminder: {town} still lacks {count} {item}; ask {name}.",
+        "Note from {name}: {count} {item}, my new address is in {town}.",
+        "As agreed with {name}, {count} {item} travel to {town}.",
     ),
     "eval": (
         "{name} rang from {town} about buying {count} {item}.",
@@ -34,8 +42,12 @@ SENTENCES: dict[Split, tuple[str, ...]] = {
         "A parcel of {count} {item} is for {name}, a regular in {town}.",
         "Our client {name} has moved to {town} and wants {count} {item} there.",
         "{count} {item}, please. Yours, {name}, {town}.",
+        "The shop in {town} lets {name} have {count} {item}.",
+        "Write down for {name}: {count} {item}, to be left in {town}.",
     ),
 }
+KNOWN = 5
+"""The rule program reads the first so many sentences of training."""
 REMARKS: dict[Split, tuple[str, ...]] = {
     "train": (
         "{other} took the call.",
@@ -114,18 +126,14 @@ def _pattern(sentence: str) -> re.Pattern[str]:
     return re.compile("".join(f"(?P<{p}>{_GAPS[p]})" if k % 2 else re.escape(p) for k, p in enumerate(parts)))
 
 
-_PATTERNS = tuple(map(_pattern, SENTENCES["train"]))
+_PATTERNS = tuple(map(_pattern, SENTENCES["train"][:KNOWN]))
 
 
 def teach(text: str) -> str:
-    """Return the record of a training message, by rule: by the patterns of the sentences that it is made from.
-
-    Raises:
-        ValueError: no pattern fits.
-    """
+    """Return the record of a message by the patterns of the sentences that the rule program knows; else `{}`."""
     for pattern in _PATTERNS:
         if match := pattern.match(text):
             count = match["count"].lower()
             number = int(count) if count.isdecimal() else COUNTS.index(count) + 2
             return json.dumps({name: match[name] for name in ("name", "town", "item")} | {"count": number})
-    raise ValueError(f"no rule for {text!r}")
+    return "{}"

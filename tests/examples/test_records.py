@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.real.tasks import DEMONSTRATION_SEED, DEMONSTRATIONS, TASKS
 from tests.examples.conftest import FakeOpenAI, foreign_imports, run
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "records"
@@ -30,12 +31,19 @@ def test_the_same_seed_gives_the_same_messages_and_those_of_eval_are_always_the_
     assert records.record("eval", 0, 7) == records.record("eval", 1, 7)
 
 
-def test_the_rule_program_is_right_about_every_training_message() -> None:
-    for number in range(3000):
-        text, facts = records.record("train", 64, number)
-        assert records.score(records.teach(text), facts) == (1, 1.0), text
-    with pytest.raises(ValueError, match="no rule for"):
-        records.teach(records.record("eval", 0, 0)[0])
+def test_the_rule_program_reads_a_quarter_of_the_training_messages_and_errs_about_none() -> None:
+    messages = [records.record("train", 64, number) for number in range(1000)]
+    scores = [records.score(records.teach(text), facts) for text, facts in messages]
+    assert set(scores) == {(1, 1.0), (0, 0.0)}
+    assert 200 < sum(right for right, _ in scores) < 300
+    assert records.teach(records.record("eval", 0, 0)[0]) == "{}"
+
+
+def test_the_first_questions_to_the_rule_program_give_the_demonstrations() -> None:
+    lessons = TASKS["json"].lessons
+    assert lessons is not None
+    asks = [records.record("train", DEMONSTRATION_SEED, number) for number in range(lessons.questions)]
+    assert sum(records.score(records.teach(text), facts)[0] for text, facts in asks) == DEMONSTRATIONS
 
 
 FACTS = {"name": "Anna Berg", "town": "Oslo", "item": "lamps", "count": 3}
@@ -71,10 +79,12 @@ class Server(FakeOpenAI):
     """Answers every second message with its record, others with that of another order, eval messages emptily."""
 
     def say(self, number: int, text: str) -> str:
-        try:
-            return records.teach(text) if number % 2 else records.teach(records.record("train", 9, number)[0])
-        except ValueError:
-            return ""
+        return WRITTEN.get(text if number % 2 else records.record("train", 9, number)[0], "")
+
+
+WRITTEN = {
+    text: json.dumps(facts) for text, facts in (records.record("train", s, n) for s in (0, 9) for n in range(400))
+}
 
 
 @pytest.fixture
@@ -114,6 +124,6 @@ def test_shuffled_rewards_are_those_of_other_messages(server: Server) -> None:
 @pytest.mark.slow
 def test_held_out_messages_are_marked_are_sent_once_and_get_no_reward(server: Server) -> None:
     report = run(APP, server, "--questions", "30", "--split", "eval", "--attempts", "8")
-    assert report["each"] == [0] * 30 and report["fields"] == [0.0] * 30
+    assert report["each"] == [0] * 30 and len(report["fields"]) == 30 and max(report["fields"]) < 1
     assert (report["answers"], server.feedback) == (30, [])
     assert {headers["x-split"] for headers in server.headers_seen} == {"eval"}

@@ -41,11 +41,11 @@ def test_a_task_with_lessons_goes_from_its_teacher_to_rewards_and_its_run_goes_o
 ) -> None:
     """So few steps need not raise the reward; the second run has nothing left to do."""
     path, data = tmp_path / "figures.json", tmp_path / "data"
-    options = ["--task", task, "--lessons", "8", "--steps", "1", "--questions", "16", "--data", str(data)]
+    options = ["--task", task, "--lessons", "2", "--steps", "1", "--questions", "16", "--data", str(data)]
     first = run(smollm2, *options, "--json", str(path))
     figures = json.loads(path.read_text())
     kinds = [step["kind"] for step in figures["steps"]]
-    assert kinds[:9] == ["sft"] * 8 + ["grpo"] and set(kinds[9:]) <= {"sft", "grpo"}, first.stdout + first.stderr
+    assert kinds[:3] == ["sft", "sft", "grpo"] and set(kinds[3:]) <= {"sft", "grpo"}, first.stdout + first.stderr
     assert set(figures["measured"]) == {"before", "after", "lessons alone"}
     assert figures["seconds"]["lessons alone"] >= figures["seconds"]["after"] > 0
     assert figures["failed_requests"] == 0
@@ -201,7 +201,7 @@ SHORT = msgspec.structs.replace(PLAN, steps=3, lessons=2)
 def test_lessons_alone_begin_before_rewards_and_take_as_long(tmp_path: Path) -> None:
     policy, progress = ScriptedPolicy([]), begun(tmp_path, SHORT)
     train(policy, progress, tmp_path)
-    lessons, alone = ["teach", "await 64 of teacher", "measure starter@v2"], ["promote 2", "measure starter@v8"]
+    lessons, alone = ["teach", "await 230 of teacher", "measure starter@v2"], ["promote 2", "measure starter@v8"]
     assert policy.calls == [*lessons, "learn 3", "measure starter@v5", *alone]
     assert [step["kind"] for step in policy.ended] == ["sft"] * 2 + ["grpo"] * 3 + ["sft"] * 3
     assert policy.ended[5]["version_in"] == 2
