@@ -21,6 +21,8 @@ from whetstone.demo import curve
 TEACHER = "teacher"
 BEFORE, AFTER, LESSONS_ALONE = "before", "after", "lessons alone"
 """What is measured: before rewards, after them, and what as many minutes of more lessons give."""
+CONNECTIONS = "32"
+"""Held-out questions in flight at once."""
 CURVE_EVERY = 5
 """Steps between two curves."""
 ENOUGH_ATTEMPTS = 16
@@ -122,7 +124,8 @@ class Training:
             return
         version = self.policy.live
         self._console.print(f"[dim]{self._plan.questions} held-out questions to {version}[/dim]")
-        answers = self.policy.run("--split", "eval", "--questions", str(self._plan.questions), "--model", version)
+        options = ("--questions", str(self._plan.questions), "--model", version, "--connections", CONNECTIONS)
+        answers = self.policy.run("--split", "eval", *options)
         self._progress.measured[stage] = Measurement(version, answers["each"], answers.get("fields", []))
         self._save()
 
