@@ -32,16 +32,31 @@ SENTENCES: dict[Split, tuple[str, ...]] = {
     ),
 }
 FIRST: dict[Split, str] = {
-    "train": "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Laura Marco Nina Oscar Paula",
-    "eval": "Alice Boris Diana Emil Fiona Georg Helen Ivan",
+    "train": (
+        "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
+        "Paula Quentin Rosa Simon Tanja Urban Vera Walter Xenia Yusuf Zoe Adele Benno Clara Dario"
+    ),
+    "eval": "Alice Boris Diana Emil Fiona Georg Helen Ivan Julia Kevin Lena Martin",
 }
 LAST: dict[Split, str] = {
-    "train": "Berg Costa Dorn Evans Fischer Grant Hansen Keller Lopez Meyer Novak Olsen Park Reed Silva",
-    "eval": "Adams Brandt Conti Duval Ekman Foster Gomez Huber",
+    "train": (
+        "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
+        "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost"
+    ),
+    "eval": "Adams Brandt Conti Duval Ekman Foster Gomez Huber Ingram Jonker Kowal Lind",
 }
 ITEMS: dict[Split, str] = {
-    "train": "lamp chair bottle knife tent pillow mirror ladder bucket clock desk candle",
-    "eval": "kettle shelf blanket hammer vase stool",
+    "train": (
+        "lamp chair bottle knife tent pillow mirror ladder bucket clock desk candle "
+        "table sofa carpet curtain towel plate bowl spoon fork glass mug jar box bag "
+        "basket brush broom rope chain lock key door window brick tile pipe pump "
+        "motor wheel tire bicycle skate helmet glove scarf jacket shirt boot shoe hat "
+        "belt watch ring book map pen"
+    ),
+    "eval": (
+        "kettle shelf blanket hammer vase stool cup drum guitar flute nail screw saw "
+        "coat sock stamp globe kite magnet oven"
+    ),
 }
 DAYS = 30
 """Orders of at most so many days are refunded."""

@@ -64,20 +64,39 @@ REMARKS: dict[Split, tuple[str, ...]] = {
 }
 """Follow two messages in three, with a person, a town or a number that does not belong to the record."""
 FIRST: dict[Split, str] = {
-    "train": "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Laura Marco Nina Oscar Paula",
-    "eval": "Alice Boris Diana Emil Fiona Georg Helen Ivan",
+    "train": (
+        "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
+        "Paula Quentin Rosa Simon Tanja Urban Vera Walter Xenia Yusuf Zoe Adele Benno Clara Dario"
+    ),
+    "eval": "Alice Boris Diana Emil Fiona Georg Helen Ivan Julia Kevin Lena Martin",
 }
 LAST: dict[Split, str] = {
-    "train": "Berg Costa Dorn Evans Fischer Grant Hansen Keller Lopez Meyer Novak Olsen Park Reed Silva",
-    "eval": "Adams Brandt Conti Duval Ekman Foster Gomez Huber",
+    "train": (
+        "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
+        "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost"
+    ),
+    "eval": "Adams Brandt Conti Duval Ekman Foster Gomez Huber Ingram Jonker Kowal Lind",
 }
 TOWNS: dict[Split, str] = {
-    "train": "Oslo Porto Lyon Turin Bergen Gdansk Leeds Malmo Ghent Basel Cork Graz Split Varna Tartu",
-    "eval": "Bonn Nantes Parma Aarhus Derby Riga Seville Linz",
+    "train": (
+        "Oslo Porto Lyon Turin Bergen Gdansk Leeds Malmo Ghent Basel Cork Graz Split Varna Tartu "
+        "Vienna Prague Madrid Lisbon Athens Dublin Munich Geneva Naples Venice Zagreb Warsaw "
+        "Helsinki Brussels Hamburg Krakow Bristol Antwerp Utrecht Toulouse Cologne Florence"
+    ),
+    "eval": "Bonn Nantes Parma Aarhus Derby Riga Seville Linz Paris London Berlin Milan Rome Bruges",
 }
 ITEMS: dict[Split, str] = {
-    "train": "lamps chairs bottles knives tents pillows mirrors ladders buckets clocks desks candles",
-    "eval": "kettles shelves blankets hammers vases stools",
+    "train": (
+        "lamps chairs bottles knives tents pillows mirrors ladders buckets clocks desks candles "
+        "tables sofas carpets curtains towels plates bowls spoons forks glasses mugs jars boxes bags "
+        "baskets brushes brooms ropes chains locks keys doors windows bricks tiles pipes pumps "
+        "motors wheels tires bicycles skates helmets gloves scarves jackets shirts boots shoes hats "
+        "belts watches rings books maps pens"
+    ),
+    "eval": (
+        "kettles shelves blankets hammers vases stools cups drums guitars flutes nails screws saws "
+        "coats socks stamps globes kites magnets ovens"
+    ),
 }
 COUNTS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 """The count 2 and so on, in words. Half of the messages have a word, the others a number."""
