@@ -157,7 +157,7 @@ soak: $(INSTALLED)  ## Whether the proxy holds: 10,000 requests, apps that hang 
 fuzz: $(INSTALLED)  ## Whether the proxy bears anything: 40,000 requests gone wrong, two databases; ten minutes
 	$(BIN)/python -m benchmarks.fuzz $(FUZZ_ARGS)
 
-thumbs: $(INSTALLED)  ## Whether thumbs on single answers teach: a few minutes; THUMBS_ARGS="--shuffle", ...
+thumbs: $(INSTALLED)  ## Whether thumbs on single answers teach: a few minutes; THUMBS_ARGS="--shuffle-rewards", ...
 	$(BIN)/python -m benchmarks.learning.thumbs $(THUMBS_ARGS)
 
 warm: $(INSTALLED)  ## Whether another server's answers warm a policy up: five minutes; WARM_ARGS="--warm 4", ...
@@ -169,7 +169,7 @@ judged: $(INSTALLED)  ## Whether judges rank 1,000 groups once each, their worke
 gate: $(INSTALLED)  ## How often the gate's tests err, simulated: three minutes; GATE_ARGS="--only canary"
 	$(BIN)/python -m benchmarks.learning.gate $(GATE_ARGS)
 
-real: $(INSTALLED)  ## Whether SmolLM2-135M gets better at routing tickets, fetched once: a quarter of an hour; REAL_ARGS="--seed 1 --shuffle"
+real: $(INSTALLED)  ## Whether SmolLM2-135M, fetched once, gets better at a task: up to an hour; REAL_ARGS="--task routing|json|agent --seed 1 --shuffle-rewards"
 	$(BIN)/python -m benchmarks.real $(REAL_ARGS)
 
 killed: $(INSTALLED)  ## Whether kill -9 changes what is learned: the training worker, 20 times; six minutes

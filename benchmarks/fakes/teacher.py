@@ -1,9 +1,12 @@
-"""An OpenAI-compatible server that plays tic-tac-toe by rule: it wins if it can, blocks if it must.
+"""An OpenAI-compatible server whose answers come from a rule, and a rule: tic-tac-toe.
 
-It answers the board in the last message, in the form of whetstone/demo/tictactoe/game.py.
+It wins if it can and blocks if it must, on boards in the form of whetstone/demo/tictactoe/game.py.
 """
 
+import json
+import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "whetstone" / "demo
 
 import game
 
+Calls = list[tuple[str, dict[str, Any]]]
+"""Tools and their arguments."""
+Rule = Callable[[list[dict[str, Any]]], str | Calls]
+"""The answer to a conversation: a text, or calls of tools."""
 BY_WORTH = "519372846"
 """Order of cells where there is nothing to win or block: the middle, the corners, the edges."""
 
@@ -26,13 +33,37 @@ def move(board: str) -> str:
     return next(cell for cell in BY_WORTH if cell in board)
 
 
-class Teacher(Server):
-    """Answers at `url` until its `with` ends."""
+def next_move(messages: list[dict[str, Any]]) -> str:
+    """Return the move on the board in the last message."""
+    return move(messages[-1]["content"])
 
-    def __init__(self) -> None:
+
+class Teacher(Server):
+    """Answers by the rule at `url`, until its `with` ends."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
         super().__init__(_Handler, base="/v1")
 
 
 class _Handler(Handler):
+    server: Teacher
+
     def respond(self, body: dict[str, Any]) -> None:
-        self.whole(200, chat_answer(move(body["messages"][-1]["content"]), body["model"]))
+        message = message_of(self.server.rule(body["messages"]))
+        fields = chat_answer("", body["model"])
+        why = "tool_calls" if "tool_calls" in message else "stop"
+        fields["choices"][0] |= {"message": message, "finish_reason": why}
+        self.whole(200, fields)
+
+
+def message_of(answer: str | Calls) -> dict[str, Any]:
+    """Return the message of an answer."""
+    if isinstance(answer, str):
+        return {"role": "assistant", "content": answer}
+    return {"role": "assistant", "content": None, "tool_calls": [_call(name, values) for name, values in answer]}
+
+
+def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""A policy on a running stack that learns from an app of its own; `thumbs` and `warm` share it."""
+"""A policy on a running stack that learns from an app of its own; `thumbs`, `warm` and `benchmarks.real` share it."""
 
 import subprocess
 import time
@@ -11,7 +11,8 @@ from rich.console import Console
 from whetstone.database.engine import connect
 from whetstone.demo.agent_process import app, report_of, still_runs
 from whetstone.domain.stats import Interval
-from whetstone.registry.projects import Store
+from whetstone.registry.projects import Rewards, Store
+from whetstone.stack import admin_client
 from whetstone.stack.stack import Stack
 
 POLL_S = 0.2
@@ -21,16 +22,28 @@ class LearningPolicy:
     """The policy, its steps, and how many requests of the app have failed."""
 
     def __init__(self, stack: Stack, script: Path, figures: Callable[[dict[str, Any]], str], console: Console) -> None:
-        """`script`: the app. `figures` returns what is printed of a promoted step."""
+        """`script`: the app. `figures` returns what is printed of a promoted step. Steps that ended before, in the same
+        data folder, are neither printed nor awaited."""
         self._stack, self._script, self._figures, self._console = stack, script, figures, console
         self._settings = stack.settings
         self._store = Store(connect(stack.settings.database_url))
-        self._shown = 0
+        self._shown = len(self.ended)
         self.failed_requests = 0
+        self.after_step: Callable[[], None] = lambda: None
+        """Called after each step that is awaited."""
 
     @property
     def steps(self) -> list[dict[str, Any]]:
         return self._store.steps(self._settings.project, self._settings.policy)
+
+    @property
+    def ended(self) -> list[dict[str, Any]]:
+        return [step for step in self.steps if step["ended_at"] is not None]
+
+    @property
+    def rewards(self) -> dict[int, Rewards]:
+        """Rewards in training, by version."""
+        return self._store.rewards_by_version(self._settings.project, self._settings.policy)
 
     @property
     def live(self) -> str:
@@ -48,10 +61,39 @@ class LearningPolicy:
         return report
 
     def learn(self, steps: int, *options: str) -> None:
-        """Let the policy train on what the app does, for so many steps."""
+        """Let the policy train on what the app does, for so many steps; a further one that has begun is awaited."""
         self._store.set_policy_state(self._settings.project, self._settings.policy, "training")
         self.run(*options, steps=steps)
         self._store.set_policy_state(self._settings.project, self._settings.policy, "paused")
+        while self._is_busy:
+            self._look()
+        self._show()
+
+    def imitate(self, source: str, min_reward: float, limit: int) -> None:
+        """Take a supervised step; if one is requested already, by a run that was cut off, await that one.
+
+        Raises:
+            RefusedByProxy: the proxy refuses it.
+        """
+        self._store.set_policy_state(self._settings.project, self._settings.policy, "recording")
+        if not self._is_busy:
+            self._ask("step", {"kind": "sft", "from": source, "min_reward": min_reward, "limit": limit})
+        self.await_steps(1)
+
+    def promote(self, version: int) -> None:
+        """Let this version answer, and the next step start from it.
+
+        Raises:
+            RefusedByProxy: the proxy refuses it.
+        """
+        self._ask("promote", {"version": version})
+
+    def await_rewarded(self, policy: str, count: int) -> None:
+        """Wait until so many of a policy's trajectories are in SQL with their rewards."""
+        while (
+            sum(r.trajectories for r in self._store.rewards_by_version(self._settings.project, policy).values()) < count
+        ):
+            self._look()
 
     def await_steps(self, count: int, process: subprocess.Popen[bytes] | None = None) -> None:
         """Wait until so many more steps have ended, and print each."""
@@ -59,12 +101,30 @@ class LearningPolicy:
         while self._shown < due:
             if process is not None:
                 still_runs(process)
-            self._stack.watch()
-            for step in [step for step in self.steps if step["ended_at"] is not None][self._shown :]:
-                line = self._figures(step) if step["state"] == "promoted" else f"{step['state']}: {step['error']}"
-                self._console.print(f"step {step['number']}  {line}", highlight=False)
-                self._shown += 1
-            time.sleep(POLL_S)
+            self._look()
+            self._show()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a step runs or is requested."""
+        policies = self._store.policies(self._settings.project)
+        requested = any(row["id"] == self._settings.policy and row["step_asked"] is not None for row in policies)
+        return requested or len(self.steps) > len(self.ended)
+
+    def _ask(self, action: str, fields: dict[str, Any]) -> None:
+        admin_client.ask(self._settings.data, self._settings.policy, action, fields, look="admin_steps")
+
+    def _look(self) -> None:
+        self._stack.watch()
+        time.sleep(POLL_S)
+
+    def _show(self) -> None:
+        """Print the steps that have ended since."""
+        for step in self.ended[self._shown :]:
+            line = self._figures(step) if step["state"] == "promoted" else f"{step['state']}: {step['error']}"
+            self._console.print(f"step {step['number']}  {line}", highlight=False)
+            self._shown += 1
+            self.after_step()
 
 
 def cells(interval: Interval, sign: str = "") -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 Starts the whole stack, runs examples/thumbs/app.py until the policy has taken its steps, then sends the held-out
 questions to the version before and to the last one. Exit 0 only if the share of liked answers rose by 15 points or
-more, with certainty; with --shuffle, where thumbs mean nothing, only if it did not rise. Loopback only.
+more, with certainty; with --shuffle-rewards, where thumbs mean nothing, only if it did not rise. Loopback only.
 """
 
 import sys
@@ -75,7 +75,7 @@ def run(settings: Settings, steps: int, questions: int, *, shuffle: bool, consol
     """
     with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
         policy = LearningPolicy(stack, APP, _figures, console)
-        policy.learn(steps, "--questions", "0", *(["--shuffle"] if shuffle else []))
+        policy.learn(steps, "--questions", "0", *(["--shuffle-rewards"] if shuffle else []))
         versions = settings.served_name, policy.live
         console.print(f"[dim]{questions} held-out questions to {' and to '.join(versions)}[/dim]")
         before, after = (
@@ -112,7 +112,7 @@ def main() -> int:
                 "default": 0.15,
                 "help": "the gain, as a share, that counts as learned; below 0: any",
             },
-            "--shuffle": {"action": "store_true", "help": "the control: thumbs of other answers"},
+            "--shuffle-rewards": {"action": "store_true", "help": "the control: thumbs of other answers"},
             "--data": {"type": Path, "help": "an empty folder for database and logs, which then stay"},
         },
     )
@@ -121,7 +121,7 @@ def main() -> int:
     with opened("thumbs", args.data, width=None) as (data, console), borrowed_vllm(args.vllm) as given:
         settings = settings_of(data, args.seed, args.singles, **given)
         began = time.monotonic()
-        outcome = run(settings, args.steps, args.questions, shuffle=args.shuffle, console=console)
+        outcome = run(settings, args.steps, args.questions, shuffle=args.shuffle_rewards, console=console)
     table = Table("held-out questions", "liked", "95 % interval", title=f"{args.questions} boards, the same for both")
     table.add_row("before", *cells(outcome.before))
     table.add_row("after", *cells(outcome.after))
@@ -132,7 +132,7 @@ def main() -> int:
         f"{outcome.failed_requests} failed requests"
     )
     console.print(f"{time.monotonic() - began:.0f} s")
-    as_due = outcome.gain.low <= 0 if args.shuffle else outcome.learned(args.enough)
+    as_due = outcome.gain.low <= 0 if args.shuffle_rewards else outcome.learned(args.enough)
     return 0 if outcome.clean and as_due else 1
 
 

@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.table import Table
 
-from benchmarks.fakes.teacher import Teacher
+from benchmarks.fakes.teacher import Teacher, next_move
 from benchmarks.kit.harness import opened
 from benchmarks.kit.options import parser_of
 from benchmarks.learning.policy import LearningPolicy, cells
@@ -68,7 +67,7 @@ def main() -> int:
         },
     )
     args, began = parser.parse_args(), time.monotonic()
-    with opened("warm", args.data, width=None) as (data, console), Teacher() as teacher:
+    with opened("warm", args.data, width=None) as (data, console), Teacher(next_move) as teacher:
         settings = settings_of(data, args.seed, teacher.url)
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
             policy, won = LearningPolicy(stack, AGENT, _figures, console), dict[str, list[int]]()
@@ -82,10 +81,7 @@ def main() -> int:
             measure()
             play("teacher", args.taught, "train")
             for _ in range(args.warm):
-                body = {"kind": "sft", "from": "teacher", "min_reward": 1.0, "limit": args.limit}
-                url = f"{stack.proxy_url}/admin/policies/{settings.policy}/step"
-                httpx.post(url, json=body, timeout=30).raise_for_status()
-                policy.await_steps(1)
+                policy.imitate("teacher", min_reward=1.0, limit=args.limit)
             measure()
             policy.learn(args.steps, "--games", "0")
             measure()

@@ -1,13 +1,38 @@
 """List the tasks on which `benchmarks.real` trains a real model; each is an example app with training and eval splits.
 
-An app takes `--base-url`, `--model`, `--seed`, `--questions`, `--split` and `--shuffle`; its last line is a JSON object
-with `failed_requests`, and with `--split eval` with `each`, a reward for each question.
+An app takes `--base-url`, `--model`, `--seed`, `--questions`, `--split` and `--shuffle-rewards`; its last line is a
+JSON object with `failed_requests`, and with `--split eval` with `each`, a 0 or 1 for each question, and maybe `fields`,
+the share of each answer that is right.
 """
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from benchmarks.fakes.teacher import Rule
 from benchmarks.kit.process import ROOT
+
+sys.path.extend(str(ROOT / "examples" / name) for name in ("desk", "records"))
+
+import desk
+import records
+
+EXAMPLES = ROOT / "examples"
+DEMONSTRATIONS = 64
+"""Answers of the rule program that a task's supervised steps imitate, the same for every seed."""
+DEMONSTRATION_SEED = 64
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Supervised steps before rewards: a rule program answers, as another server, and the policy imitates it."""
+
+    rule: Rule
+    steps: int
+    questions: int
+    """To the rule program: as many as give DEMONSTRATIONS right answers. These, with reward 1, are imitated."""
 
 
 @dataclass(frozen=True)
@@ -16,16 +41,62 @@ class Task:
 
     name: str
     app: Path
+    right: str
+    """What a 1 in `each` is, for tables."""
+    steps: int
+    """Policy-gradient steps."""
     training: tuple[str, ...]
-    """Options of the app in training."""
+    """Options of the app in training. Without pauses it would ask more than a step can take, and take the trainer's
+    CPU."""
+    lessons: Lessons | None = None
+    fields: str = ""
+    """What `fields` are, for tables."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings other than the defaults."""
 
 
+WITH_LESSONS = {"trainer__sft_learning_rate": 3e-4, "trainer__updates_per_step": 4}
+"""Supervised steps at the learning rate of policy gradients would take an hour; four updates share a step's probe."""
 TASKS = {
     task.name: task
     for task in (
+        # Each ticket once, a thumb on three answers in ten: compared with the running mean. No ticket waits for others.
+        Task(
+            "routing",
+            EXAMPLES / "tickets" / "app.py",
+            right="right team",
+            steps=20,
+            training=("--attempts", "1", "--thumbs", "0.3", "--pause-s", "1"),
+            settings={"groups__prompt_window_s": 0},
+        ),
         # Eight attempts at a ticket are a group: they have the same prompt. A thumb on each, so that groups settle.
-        Task("routing", ROOT / "examples" / "tickets" / "app.py", ("--attempts", "8", "--thumbs", "1")),
-        # Each ticket once, a thumb on three answers in ten: compared with a baseline.
-        Task("routing-alone", ROOT / "examples" / "tickets" / "app.py", ("--attempts", "1", "--thumbs", "0.3")),
+        Task(
+            "routing-groups",
+            EXAMPLES / "tickets" / "app.py",
+            right="right team",
+            steps=20,
+            training=("--attempts", "8", "--thumbs", "1", "--pause-s", "2"),
+        ),
+        # The rule program reads a quarter of the sentences that rewards are given for.
+        Task(
+            "json",
+            EXAMPLES / "records" / "app.py",
+            right="exact record",
+            fields="right fields",
+            steps=16,
+            training=("--attempts", "8", "--pause-s", "8"),
+            lessons=Lessons(lambda messages: records.teach(messages[-1]["content"]), steps=6, questions=219),
+            settings=WITH_LESSONS,
+        ),
+        Task(
+            "agent",
+            EXAMPLES / "desk" / "app.py",
+            right="solved",
+            fields="right action",
+            steps=12,
+            training=("--attempts", "8", "--pause-s", "15"),
+            lessons=Lessons(desk.teach, steps=4, questions=64),
+            settings=WITH_LESSONS,
+        ),
     )
 }

@@ -57,7 +57,7 @@ class App:
         """What the user thinks; for the control what one thought of another recent answer, at first a coin's word."""
         donated = self.random.choice(self.recent or [False, True])
         self.recent = [*self.recent[-127:], liked]
-        return donated if self.args.shuffle else liked
+        return donated if self.args.shuffle_rewards else liked
 
 
 async def main() -> None:
@@ -70,7 +70,7 @@ async def main() -> None:
     parser.add_argument("--connections", type=int, default=16, help="most questions in flight at once")
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same questions in the same order")
     parser.add_argument("--split", choices=("train", "eval"), default="train", help="eval: held out, without thumbs")
-    parser.add_argument("--shuffle", action="store_true", help="the control: post the thumbs of other answers")
+    parser.add_argument("--shuffle-rewards", action="store_true", help="the control: post other answers' thumbs")
     args, started = parser.parse_args(), time.monotonic()
     if args.split == "eval" and not 0 < args.questions <= hints.HELD_OUT:
         parser.error(f"--questions: there are {hints.HELD_OUT} held-out questions")

@@ -32,6 +32,7 @@ class App:
                 await self.ask(number)
             except OpenAIError:
                 self.counts["failed_requests"] += 1
+            await asyncio.sleep(self.args.pause_s)
 
     async def ask(self, number: int) -> None:
         """One ticket, and in training for a share of them what its reader thinks of the answer."""
@@ -57,7 +58,7 @@ class App:
         """What the reader thinks; for the control what one thought of another recent answer, at first a coin's word."""
         donated = self.random.choice(self.recent or [False, True])
         self.recent = [*self.recent[-127:], liked]
-        return donated if self.args.shuffle else liked
+        return donated if self.args.shuffle_rewards else liked
 
 
 async def main() -> None:
@@ -69,9 +70,10 @@ async def main() -> None:
     parser.add_argument("--attempts", type=int, default=1, help="how often each ticket is asked, one after the other")
     parser.add_argument("--thumbs", type=float, default=0.3, help="share of training answers that get a thumb")
     parser.add_argument("--connections", type=int, default=16, help="most questions in flight at once")
+    parser.add_argument("--pause-s", type=float, default=0, help="how long a connection rests after each ticket")
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same tickets in the same order")
     parser.add_argument("--split", choices=("train", "eval"), default="train", help="eval: held out, without thumbs")
-    parser.add_argument("--shuffle", action="store_true", help="the control: post the thumbs of other answers")
+    parser.add_argument("--shuffle-rewards", action="store_true", help="the control: post other answers' thumbs")
     args, started = parser.parse_args(), time.monotonic()
     app = App(args)
     for number in (signal.SIGINT, signal.SIGTERM):

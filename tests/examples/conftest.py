@@ -18,13 +18,19 @@ class FakeOpenAI(Server):
         self.lock = threading.Lock()
         self.headers_seen: list[dict[str, str]] = []
         """Of each request for an answer, refused or not, under lower-case names."""
-        self.feedback: list[dict[str, Any]] = []
+        self.feedback: list[Any] = []
         self.refused = 0
         super().__init__(Answer)
 
     def say(self, number: int, board: str) -> str:
         """What `chatcmpl-{number}` answers to a board, the request's last message. Requests count from 1."""
         raise NotImplementedError
+
+    def answer(self, number: int, body: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer: what `say` says, as often as the request wants choices."""
+        fields = chat_answer(self.say(number, body["messages"][-1]["content"]), "m", id=f"chatcmpl-{number}")
+        (choice,) = fields["choices"]
+        return fields | {"choices": [choice | {"index": index} for index in range(body.get("n") or 1)]}
 
 
 class Answer(Handler):
@@ -41,8 +47,7 @@ class Answer(Handler):
         if number <= self.server.refused:
             self.whole(503, {"error": {"message": "not yet"}})
             return
-        text = self.server.say(number, body["messages"][-1]["content"])
-        self.whole(200, chat_answer(text, "m", id=f"chatcmpl-{number}"))
+        self.whole(200, self.server.answer(number, body))
 
 
 def command(script: Path, server: Server, *flags: str) -> list[str]:

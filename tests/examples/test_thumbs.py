@@ -98,7 +98,7 @@ def test_held_out_questions_are_marked_and_get_no_thumb(server: Server) -> None:
 @pytest.mark.long(part="exact")
 @pytest.mark.slow
 def test_shuffled_thumbs_keep_their_share_and_say_nothing(server: Server) -> None:
-    run(APP, server, "--questions", "600", "--thumbs", "1", "--shuffle")
+    run(APP, server, "--questions", "600", "--thumbs", "1", "--shuffle-rewards")
     ups = [thumb["thumbs"] == "up" for thumb in server.feedback]
     right = [server.answers[thumb["completion_id"]] for thumb in server.feedback]
     assert sum(ups) / 600 == pytest.approx(sum(right) / 600, abs=0.12)

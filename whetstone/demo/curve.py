@@ -42,21 +42,28 @@ def in_text(rewards: Sequence[float], width: int, height: int = 8) -> list[str]:
     return [*reversed(lines), "       └" + "─" * columns, "        v0" + last.rjust(columns - 2)]
 
 
-def draw(path: Path, rewards: Sequence[float], held_out: Sequence[tuple[str, Interval]], title: str) -> None:
+def draw(
+    path: Path,
+    rewards: Sequence[float],
+    held_out: Sequence[tuple[str, Interval]],
+    title: str,
+    attempts: str = "training games of each version",
+    share: str = "share of games won",
+) -> None:
     """Write a PNG: thin line for each version's mean reward, bold line for its running mean, bands for held-out
-    shares."""
+    shares. `attempts` and `share` label the thin line and the axis."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.plot(rewards, color="#9aa5b1", linewidth=1, label="training games of each version")
+    axes.plot(rewards, color="#9aa5b1", linewidth=1, label=attempts)
     axes.plot(smooth(rewards), color="#1f4e79", linewidth=2.5)
-    for (name, interval), colour in zip(held_out, ("#b45309", "#15803d"), strict=False):
+    for (name, interval), colour in zip(held_out, ("#b45309", "#15803d", "#6d28d9"), strict=False):
         axes.axhspan(interval.low, interval.high, color=colour, alpha=0.15, linewidth=0)
         axes.axhline(interval.mean, color=colour, linestyle="--", label=f"{name}, held out: {interval.mean:.1%}")
-    axes.set(xlabel="policy version (GRPO steps taken)", ylabel="share of games won", ylim=(0, 1), title=title)
+    axes.set(xlabel="policy version (GRPO steps taken)", ylabel=share, ylim=(0, 1), title=title)
     axes.legend(loc="lower right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)

@@ -1,0 +1,153 @@
+"""Make figures of a run: what does not hold, the table, the file that is committed, the picture."""
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.kit.harness import present
+from benchmarks.kit.process import ROOT
+from benchmarks.learning.policy import cells
+from benchmarks.real.progress import Measurement, Progress
+from benchmarks.real.tasks import Task
+from benchmarks.real.training import AFTER, BEFORE, LESSONS_ALONE, Training
+from whetstone.demo import curve
+from whetstone.domain import stats
+
+MAX_KL = 1.0
+"""Nats a token: the largest mean k3 from the base model to the policy in any step, of tasks without lessons."""
+STEP = (
+    "number", "kind", "state", "version_in", "version_out", "trajectories", "baselined", "completions",
+    "sampled_tokens", "read_tokens", "reward_mean", "loss", "kl", "entropy", "mismatch_k3", "grad_norm",
+    "learning_rate", "seconds", "phases", "error",
+)  # fmt: skip
+"""Columns of a step in the file."""
+
+
+def figures_of(training: Training, progress: Progress, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a run as JSON holds them. `settings`: chosen ones, by the run or automatically."""
+    plan = progress.plan
+    return {
+        "task": plan.task,
+        "seed": plan.seed,
+        "shuffle_rewards": plan.shuffle_rewards,
+        "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "-uno") else ""),
+        "cores": os.cpu_count(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "model": Path(plan.model).name,
+        "settings": settings,
+        "planned": {"steps": plan.steps, "lessons": plan.lessons, "questions": plan.questions},
+        "seconds": {stage: round(seconds, 1) for stage, seconds in progress.seconds.items()},
+        "failed_requests": progress.failed_requests,
+        "measured": {stage: _measured(measured, progress) for stage, measured in progress.measured.items()},
+        "curve": [
+            {"version": version, "reward": round(mean, 4), "attempts": attempts}
+            for version, mean, attempts in training.curve()
+        ],
+        "steps": [
+            {name: _rounded(step[name]) for name in STEP if step[name] is not None} for step in training.policy.ended
+        ],
+    }
+
+
+def faults_of(figures: dict[str, Any]) -> Sequence[str]:
+    """Return what does not hold."""
+    steps, measured, shuffled = figures["steps"], figures["measured"], figures["shuffle_rewards"]
+    learned = [step for step in steps if step["kind"] == "grpo"]
+    ended = [step["state"] for step in steps if step["state"] != "promoted"]
+    worst_kl = max((step["kl"] for step in learned if "kl" in step), default=0.0)
+    gain = stats.gain(measured[BEFORE]["each"], measured[AFTER]["each"])
+    planned = figures["planned"]
+    return present(
+        {
+            f"{figures['failed_requests']} requests failed": figures["failed_requests"],
+            f"{len(learned)} steps, {planned['steps']} are due": len(learned) < planned["steps"],
+            f"steps that were not promoted: {', '.join(ended)}": ended,
+            f"{worst_kl:.2f} nats a token from the base model; at most {MAX_KL}": worst_kl > MAX_KL
+            and not planned["lessons"],
+            f"the reward did not rise: {gain.low:+.1%} to {gain.high:+.1%}": not shuffled and gain.low <= 0,
+            f"the reward rose though rewards mean nothing: from {gain.low:+.1%} on": shuffled and gain.low > 0,
+        }
+    )
+
+
+def table_of(progress: Progress, task: Task) -> Table:
+    """Return the table of what was measured."""
+    fields = [task.fields] if task.fields else []
+    title = f"{progress.plan.questions} questions, the same for each"
+    table = Table("held-out questions", task.right, "95 % interval", *fields, "gain on the first", title=title)
+    first = progress.measured[BEFORE]
+    for stage, measured in progress.measured.items():
+        share = [f"{sum(measured.fields) / len(measured.fields):.1%}"] if fields else []
+        gain = "" if measured is first else "{} ({})".format(*cells(stats.gain(first.each, measured.each), "+"))
+        table.add_row(NAMES[stage], *cells(stats.share(measured.each)), *share, gain)
+    return table
+
+
+NAMES = {
+    BEFORE: "before rewards",
+    AFTER: "after rewards",
+    LESSONS_ALONE: "as many minutes of more supervised steps",
+}
+"""Stage -> what it is called in the table."""
+
+
+def draw(path: Path, figures: dict[str, Any], task: Task) -> None:
+    """Write the picture of a run: rewards in training by version, and what was measured."""
+    held_out = [(NAMES[stage], stats.share(measured["each"])) for stage, measured in figures["measured"].items()]
+    title = f"{figures['model']}, {task.name}, seed {figures['seed']}"
+    curve.draw(
+        path,
+        [point["reward"] for point in figures["curve"]],
+        held_out,
+        title + (", rewards shuffled" if figures["shuffle_rewards"] else ""),
+        attempts="attempts in training, by version",
+        share=f"reward; held out: share of {task.right}",
+    )
+
+
+def write(path: Path, figures: dict[str, Any]) -> None:
+    """Write the file, a list or an object a line where it fits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f'"{name}": {_lines(value)}' for name, value in figures.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _lines(value: Any) -> str:
+    """Return JSON in which each object of a list has a line."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in value) + "\n]"
+    return json.dumps(value)
+
+
+def _measured(measured: Measurement, progress: Progress) -> dict[str, Any]:
+    share, first = stats.share(measured.each), progress.measured[BEFORE]
+    entry: dict[str, Any] = {"version": measured.version, "share": _interval(share)}
+    if measured is not first:
+        entry["gain"] = _interval(stats.gain(first.each, measured.each))
+    if measured.fields:
+        entry["fields"] = round(sum(measured.fields) / len(measured.fields), 4)
+    return entry | {"each": measured.each}
+
+
+def _interval(interval: stats.Interval) -> list[float]:
+    return [round(value, 4) for value in (interval.mean, interval.low, interval.high)]
+
+
+def _rounded(value: Any) -> Any:
+    """Return a figure with six digits; phases likewise."""
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _git(*arguments: str) -> str:
+    """Return what git answers; empty outside of a repository."""
+    run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return run.stdout.strip()

@@ -1,0 +1,153 @@
+"""Refund requests, made from sentences with gaps, the shop's two kinds of tools, and what is right to do.
+
+A request is handled in three turns: find the customer, refund or decline, tell the customer. Training and held-out
+requests share no sentence, no name and no article.
+"""
+
+import json
+import random
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Split = Literal["train", "eval"]
+Message = dict[str, Any]
+
+SENTENCES: dict[Split, tuple[str, ...]] = {
+    "train": (
+        "I am {name} and I want my money back for the {item}.",
+        "{name} here. Please refund the {item}.",
+        "This is {name}. The {item} is broken, I would like a refund.",
+        "Can I return the {item}? My name is {name}.",
+        "The {item} does not fit. Regards, {name}",
+        "Please take back the {item}. {name}",
+        "My {item} is the wrong one, says {name}.",
+        "{name} wants to give back the {item}.",
+    ),
+    "eval": (
+        "Hello, {name} speaking. I am not happy with the {item} and ask for my money.",
+        "Could the {item} be refunded? It was bought by {name}.",
+        "I sent the {item} back today. Yours, {name}",
+        "You have {name} on the line, about a refund for the {item}.",
+    ),
+}
+FIRST: dict[Split, str] = {
+    "train": (
+        "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
+        "Paula Quentin Rosa Simon Tanja Urban Vera Walter Xenia Yusuf Zoe Adele Benno Clara Dario"
+    ),
+    "eval": "Alice Boris Diana Emil Fiona Georg Helen Ivan Julia Kevin Lena Martin",
+}
+LAST: dict[Split, str] = {
+    "train": (
+        "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
+        "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost"
+    ),
+    "eval": "Adams Brandt Conti Duval Ekman Foster Gomez Huber Ingram Jonker Kowal Lind",
+}
+ITEMS: dict[Split, str] = {
+    "train": (
+        "lamp chair bottle knife tent pillow mirror ladder bucket clock desk candle "
+        "table sofa carpet curtain towel plate bowl spoon fork glass mug jar box bag "
+        "basket brush broom rope chain lock key door window brick tile pipe pump "
+        "motor wheel tire bicycle skate helmet glove scarf jacket shirt boot shoe hat "
+        "belt watch ring book map pen"
+    ),
+    "eval": (
+        "kettle shelf blanket hammer vase stool cup drum guitar flute nail screw saw "
+        "coat sock stamp globe kite magnet oven"
+    ),
+}
+DAYS = 30
+"""Orders of at most so many days are refunded."""
+TURNS = 3
+
+SYSTEM = f"Find the customer. Refund orders of at most {DAYS} days, else decline. Reply."
+
+
+def _tool(tool: str, **types: str) -> dict[str, Any]:
+    properties = {argument: {"type": kind} for argument, kind in types.items()}
+    return {
+        "type": "function",
+        "function": {"name": tool, "parameters": {"type": "object", "properties": properties}},
+    }
+
+
+TOOLS = [
+    _tool("find", name="string"),
+    _tool("refund", order="integer", amount="integer"),
+    _tool("decline", order="integer"),
+]
+
+
+@dataclass
+class Request:
+    """A customer's request, and what has become of it."""
+
+    text: str
+    name: str
+    order: int
+    days: int
+    price: int
+    action: tuple[str, dict[str, Any]] | None = None
+    """The first tool other than `find` that was called, and its arguments."""
+
+    @property
+    def right_action(self) -> tuple[str, dict[str, Any]]:
+        """What is right to do."""
+        if self.days > DAYS:
+            return "decline", {"order": self.order}
+        return "refund", {"order": self.order, "amount": self.price}
+
+    def messages(self) -> list[Message]:
+        """Return the messages of the first turn."""
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": self.text}]
+
+    def use(self, tool: str, arguments: str) -> str:
+        """Use a tool; return what it says, as JSON."""
+        try:
+            values = json.loads(arguments)
+        except ValueError:
+            return '{"error": "no JSON"}'
+        if tool == "find":
+            known = values == {"name": self.name}
+            order = {"order": self.order, "days": self.days, "price": self.price}
+            return json.dumps(order if known else {"error": "no such customer"})
+        if self.action is None:
+            self.action = tool, values
+        return json.dumps({"done": tool})
+
+    def solved(self, reply: str) -> bool:
+        """Return whether the right thing was done, nothing else, and the customer was told what."""
+        if self.action != self.right_action:
+            return False
+        return reply == reply_for(*self.right_action)
+
+
+def request(split: Split, seed: int, number: int) -> Request:
+    """Return a request; equal arguments give equal ones. Held-out requests are the same for any seed."""
+    rng = random.Random(f"{split} {seed if split == 'train' else 0} {number}")
+    name = f"{rng.choice(FIRST[split].split())} {rng.choice(LAST[split].split())}"
+    text = rng.choice(SENTENCES[split]).format(name=name, item=rng.choice(ITEMS[split].split()))
+    return Request(text, name, rng.randrange(1000, 9999), rng.randrange(2, 60), rng.randrange(5, 300))
+
+
+def reply_for(action: str, arguments: dict[str, Any]) -> str:
+    """Return what the customer is told."""
+    return f"We refunded {arguments['amount']} euros." if action == "refund" else "We cannot refund this order."
+
+
+def teach(messages: list[Message]) -> str | list[tuple[str, dict[str, Any]]]:
+    """Return the next turn by rule: a text, or the calls of tools."""
+    last = messages[-1]
+    if last["role"] == "user":
+        (name,) = {f"{first} {last_name}" for first, last_name in _NAME.findall(last["content"])}
+        return [("find", {"name": name})]
+    order = json.loads(next(m["content"] for m in messages if m["role"] == "tool"))
+    if "error" in order:
+        return "We do not know you."
+    action = Request("", "", **order).right_action
+    return [action] if "done" not in json.loads(last["content"]) else reply_for(*action)
+
+
+_NAME = re.compile(rf"\b({FIRST['train'].replace(' ', '|')}) ({LAST['train'].replace(' ', '|')})\b")
