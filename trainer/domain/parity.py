@@ -22,6 +22,10 @@ SHARE_OFF = 0.25
 """By how much the served share of an adapter may be off 1 ..."""
 ERRORS = 4.0
 """... and by how many of its standard errors: with fewer, it cannot be told from noise."""
+LARGE_EFFECT = 50.0
+"""An adapter whose effect, squared, is this many times the noise's k3 needs no second reading: noise that trained and
+served share of an adapter have in common then draws the share down by 2 % at most.
+"""
 
 Logprobs = Sequence[float]
 
@@ -68,8 +72,13 @@ class Readings:
     """The trainer's, with the candidate; so are the next two, with other weights."""
     base: Logprobs
     """With the base model."""
-    doubled: Logprobs
-    """With twice the candidate's LoRA."""
+    doubled: Logprobs | None = None
+    """With twice the candidate's LoRA; not needed where the effect is large."""
+
+    def is_effect_large(self, parent_k3: float) -> bool:
+        """Return whether what the adapter does is far above the noise of server and trainer."""
+        effect_T = np.asarray(self.trained, dtype=np.float64) - np.asarray(self.base, dtype=np.float64)
+        return bool(np.mean(effect_T**2) > LARGE_EFFECT * parent_k3)
 
 
 def parity(own: Readings, parent_k3: float) -> Parity:
@@ -87,12 +96,12 @@ def served_share(own: Readings) -> tuple[float, float]:
 
     z is read twice by the trainer, and has no noise in common with d: an estimate by instruments, which unlike plain
     regression is not drawn to one side by noise (Durbin, Review of the International Statistical Institute 22 (1954),
-    23). The error holds for tokens of unequal noise (White, Econometrica 48 (1980), 817).
+    23). Where the effect is far above the noise, z = trained - base does as well. The error holds for tokens of unequal
+    noise (White, Econometrica 48 (1980), 817).
     """
-    served_T, trained_T, base_T, doubled_T = (
-        np.asarray(each, dtype=np.float64) for each in (own.served, own.trained, own.base, own.doubled)
-    )
-    off_T, direction_T = served_T - trained_T, doubled_T - base_T
+    served_T, trained_T, base_T = (np.asarray(each, dtype=np.float64) for each in (own.served, own.trained, own.base))
+    far_T = trained_T if own.doubled is None else np.asarray(own.doubled, dtype=np.float64)
+    off_T, direction_T = served_T - trained_T, far_T - base_T
     direction_T = direction_T - direction_T.mean()
     effect = abs(float((trained_T - base_T) @ direction_T))
     if not effect > 0:

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ ENOUGH_TOKENS, LEAST_TOKENS = 512, 128
 noise, and however long it takes.
 """
 READINGS = 3
-"""How often the candidate's answers are read: with the candidate, the base model, and twice the LoRA."""
+"""How often the candidate's answers are read, at most: with the candidate, the base model, and twice the LoRA."""
 MOST_CHOICES = 64
 """Most answers to a prompt that are sampled at once."""
 ROUNDS = 4
@@ -274,13 +275,14 @@ def _compared(own: Answers, before: Answers, noise: float, learner: Learner) -> 
 
     `learner` holds the candidate; `noise` is its parent's k3.
     """
-    with learner.as_version(None):
-        base = own.read_by(learner)
-    with learner.doubled():
-        doubled = own.read_by(learner)
     both = own.beside(before).read_by(learner)  # equal prompts are read once
-    own_T, before_T = both[: len(own.logprobs)], both[len(own.logprobs) :]
-    return parity(Readings(own.logprobs, own_T, base, doubled), noise), mean_k3(before.logprobs, before_T)
+    trained, before_T = both[: len(own.logprobs)], both[len(own.logprobs) :]
+    with learner.as_version(None):
+        readings = Readings(own.logprobs, trained, own.read_by(learner))
+    if not readings.is_effect_large(noise):
+        with learner.doubled():
+            readings = replace(readings, doubled=own.read_by(learner))
+    return parity(readings, noise), mean_k3(before.logprobs, before_T)
 
 
 def _probe(speakers: _ProbedVersions, k3: float, figures: Mapping[str, float]) -> Probe:

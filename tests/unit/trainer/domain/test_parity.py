@@ -32,8 +32,11 @@ class Draw:
     def parity(self, served_T: np.ndarray) -> Parity:
         trained = self.noisy(self.base_T + self.effect_T)
         doubled = self.noisy(self.base_T + 2 * self.effect_T)
-        readings = Readings(self.noisy(self.base_T + served_T), trained, self.noisy(self.base_T), doubled)
-        return parity(readings, mean_k3(self.noisy(self.base_T), self.noisy(self.base_T)))
+        readings = Readings(self.noisy(self.base_T + served_T), trained, self.noisy(self.base_T))
+        noise = mean_k3(self.noisy(self.base_T), self.noisy(self.base_T))
+        if not readings.is_effect_large(noise):
+            readings = replace(readings, doubled=doubled)
+        return parity(readings, noise)
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.01, 0.1, 0.5])
@@ -67,6 +70,7 @@ def test_the_share_is_that_of_the_effect_that_is_served() -> None:
         served_T = draw.base_T + share * draw.effect_T
         readings = Readings(served_T.tolist(), trained_T.tolist(), draw.base_T.tolist(), doubled_T.tolist())
         assert served_share(readings)[0] == pytest.approx(share)
+        assert served_share(replace(readings, doubled=None))[0] == pytest.approx(share)
     assert served_share(Readings([-1.0], [-1.0], [-1.0], [-1.0])) == (1.0, math.inf)
 
 
