@@ -304,7 +304,7 @@ VIEWS = (
         "project policy step trajectory_id group_id reward advantage baseline staleness",
         step=(Kind.INTEGER, "number of the step"),
         reward="as it was when the step claimed it",
-        advantage="what it was trained on; NULL until trained",
+        advantage="what it was trained on, as a mean over its sampled tokens; NULL until trained",
     ),
     _view(
         "admin_examples",

@@ -2,7 +2,7 @@
 
 Every function works on S sampled tokens of any rows: prompts and padding are never among them. π is the policy being
 trained, μ the one that sampled; both are probabilities of the sampled token, at the temperature it was sampled with.
-r = π/μ is their ratio, A the advantage of the token's trajectory.
+r = π/μ is their ratio, A the token's advantage.
 
 A loss of a step is L = Σ_t w_t · ℓ_t over all its sampled tokens. The functions below give ℓ_t; the weights w_t are the
 paper's normaliser (`weight`). They are fixed before the first forward pass, so that micro-batches add up to the step's
@@ -118,7 +118,8 @@ def gspo(tokens: Tokens, *, low: float, high: float) -> PolicyLoss:
         ℓ_t = -min(s_i · A_i, clip(s_i, 1 - ε_low, 1 + ε_high) · A_i)    for every token t of sequence i
 
     A sequence is a row: the turns of a trajectory as long as they extend one another. The gradient flows through s_i
-    to each of its tokens. Masked: all tokens of a sequence that was clipped. Normalised like GRPO.
+    to each of its tokens. Masked: all tokens of a sequence that was clipped. Normalised like GRPO. Where the advantages
+    of a sequence differ, each of its tokens gets the gradient of their mean.
     """
     count = int(tokens.sequences_S.max()) + 1 if len(tokens.sequences_S) else 0
     log_ratio_S = tokens.trainer_logprobs_S - tokens.inference_logprobs_S

@@ -26,8 +26,11 @@ class PlannedTrajectory:
     trajectory_id: str
     reward: float
     baseline: float | None
-    """What its reward is compared with: its group's mean, or a running mean; None where it teaches nothing."""
+    """What its reward is compared with: its group's mean, or a running mean; None where it teaches nothing. Where
+    others met the same prompt and they are compared by state, it is their mean instead.
+    """
     advantage: float | None
+    """Mean over its sampled tokens."""
     completions: int
     """Trainable completions; the number of rows before merging."""
     rows: int

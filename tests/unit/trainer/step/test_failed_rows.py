@@ -56,6 +56,16 @@ def test_constrained_rows_come_back_as_they_were(tmp_path: Path, make_rows: Make
     assert same(back, row) and back.constrained == spans
 
 
+def test_a_file_with_one_advantage_for_the_row_is_read_too(tmp_path: Path, make_rows: MakeRows) -> None:
+    (row,) = make_rows(1)
+    path = failed_rows.dump(tmp_path, "starter#7", [row])
+    values = json.loads(path.read_text())
+    del values["advantages_T"]
+    path.write_text(json.dumps(values | {"advantage": 0.25}) + "\n")
+    (back,) = failed_rows.read(path)
+    assert same(back, replace(row, advantages_T=(0.25,) * len(row.token_ids_T)))
+
+
 def test_each_line_is_plain_json_and_what_json_does_not_have_is_null(tmp_path: Path, make_rows: MakeRows) -> None:
     (row,) = make_rows(1)
     path = failed_rows.dump(tmp_path, "starter#1", [replace(row, advantages_T=(math.inf,) * len(row.token_ids_T))])

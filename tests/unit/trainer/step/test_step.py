@@ -204,6 +204,21 @@ def training(engine: Engine, seed: Any, fake: FakeVllm, tmp_path: Path) -> Itera
     training.vllm.close()
 
 
+def test_by_state_other_groups_count_at_a_prompt_and_the_step_says_how_much(training: Training) -> None:
+    training.with_rules(baseline="state", groups_per_step=2)
+    training.group("g")
+    training.group("h", rewards=(1.0, 0.5), turns=1)
+    own = schema.trajectories.c
+    training.write(schema.trajectories, own.id.in_(("g-0", "g-1", "h-0", "h-1")), reward_source="trajectory")
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    # All met the first prompt: the mean there is 0.625. The second prompts of g differ: its mean is 0.5.
+    assert {row.trajectory_id: row.advantage for row in training.rows(schema.step_trajectories)} == pytest.approx(
+        {"g-0": (-0.625 - 0.5) / 2, "g-1": (0.375 + 0.5) / 2, "h-0": 0.375, "h-1": -0.125}
+    )
+    assert (step.state, step.sampled_tokens, step.state_share) == ("promoted", 12, 8 / 12)
+
+
 def test_a_step_ends_with_a_live_version_that_vllm_has_and_the_disk_keeps(training: Training) -> None:
     training.group("g")
     assert training.step() is True
@@ -546,7 +561,7 @@ def test_the_rows_of_a_step_that_is_not_finite_are_kept_and_are_not_finite_again
     assert step.kept in step.error and "the step was not taken" in step.error
     assert set(step.phases) == {"read", "model", "train"} and step.seconds > 0 and step.tokens_per_s is None
     rows = failed_rows.read(Path(step.kept))
-    assert {row.trajectory_id: row.advantage for row in rows} == {"g-0": -0.5, "g-1": 0.5}
+    assert {row.trajectory_id: row.advantages_T[-1] for row in rows} == {"g-0": -0.5, "g-1": 0.5}
     learner = Learner.fresh(training.fake.model, training.settings.trainer, training.settings.seed)
     before = learner.files()
     with pytest.raises(NotFinite):
