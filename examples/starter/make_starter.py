@@ -33,10 +33,9 @@ POSITIONS = 2048
 LEARNING_RATE = 2e-3
 SEEN_AFTER = 3
 """Layers, of four, after which the model is to know what is on a board. The last is left for what to do about it."""
-SEEN_WEIGHT = 9.0
-"""Weight of that in the loss: the mean over nine cells becomes a sum, as large as the loss of an answer at first."""
-SEEN_AT = 3
-"""After this layer, of four, the model is to see a board: the last one is left for what to do about it."""
+SEEING = ((250, 9.0), (200, 1.0), (150, 0.5))
+"""Steps of the stages in which it learns that, and what it weighs in their loss: first it is to see, as a sum over nine
+cells, and then to play legally again as well."""
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = tuple(f"<{close}{name}>" for name in ("think", "tools", "tool_call", "tool_response") for close in ("", "/"))
 """One token each, as in Qwen3; unlike the control tokens they are text, so decoding keeps them."""
@@ -138,12 +137,13 @@ class BoardReader(torch.nn.Module):
     """Tells what is on a board from what the model knows of it when it is to answer: a linear map, used in pre-training
     only. It is what makes the model see lines; from a few answers it would take many times as many games."""
 
-    def __init__(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, weight: float) -> None:
         super().__init__()
+        self.weight = weight
         self.read = torch.nn.Linear(model.config.hidden_size, len(formats.facts(formats.game.EMPTY)))
         self._opening = torch.tensor(tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
         self._hidden_BTH = torch.empty(0)
-        model.model.layers[SEEN_AFTER - 1].register_forward_hook(self._keep)
+        self.hook = model.model.layers[SEEN_AFTER - 1].register_forward_hook(self._keep)
 
     def _keep(self, _layer: torch.nn.Module, _inputs: Any, hidden_BTH: torch.Tensor) -> None:
         self._hidden_BTH = hidden_BTH
@@ -186,7 +186,7 @@ def pretrain(
             if reader and kind in formats.BOARDS:
                 seen = reader.loss(ids_BT, drawn)
                 losses["boards"] = seen.item()
-                loss = loss + SEEN_WEIGHT * seen
+                loss = loss + reader.weight * seen
             loss.backward()
             tokens += ids_BT.numel()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -215,11 +215,8 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Pa
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the starter model: tokenizer, pre-training, figures.")
     parser.add_argument("--out", type=Path, default=MODEL, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=600, help="optimizer steps of pre-training")
-    parser.add_argument("--later", type=int, default=250, help="steps after those, in which it learns to see boards")
-    parser.add_argument(
-        "--first", type=Path, help="a folder with the result of the first stage, which is left out then"
-    )
+    parser.add_argument("--steps", type=int, default=600, help="optimizer steps of the first stage")
+    parser.add_argument("--first", type=Path, help="the folder of the first stage, which is then left out")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of every conversation")
     parser.add_argument("--games", type=int, default=2000, help="games played to measure the result")
     args = parser.parse_args()
@@ -233,7 +230,10 @@ def main() -> None:
         model = make_model(tokenizer)
         pretrain(model, tokenizer, rng, args.steps, formats.KINDS)
     half = {kind: count // 2 for kind, count in formats.KINDS.items()}
-    pretrain(model, tokenizer, rng, args.later, half, BoardReader(model, tokenizer))
+    for steps, weight in SEEING:
+        reader = BoardReader(model, tokenizer, weight)
+        pretrain(model, tokenizer, rng, steps, half, reader)
+        reader.hook.remove()
     save(model, tokenizer, args.out)
     seconds = time.monotonic() - started
     ended = player.play(model, tokenizer, args.games)

@@ -27,7 +27,7 @@ def row(trajectory_id: str, sampled: int) -> Row:
         inference_logprobs_T=(math.nan, *(-1.0,) * sampled),
         versions_T=(-1, *(0,) * sampled),
         temperatures_T=(1.0,) * length,
-        advantages_T=(0.0, *(1.0,) * sampled),
+        advantages_T=(1.0,) * length,
     )
 
 
