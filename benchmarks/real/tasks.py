@@ -95,7 +95,7 @@ TASKS = {
             fields="right action",
             steps=12,
             training=("--attempts", "8", "--pause-s", "15"),
-            lessons=Lessons(desk.teach, steps=4, questions=64),
+            lessons=Lessons(desk.teach, steps=8, questions=64),
             settings=WITH_LESSONS,
         ),
     )

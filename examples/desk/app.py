@@ -50,7 +50,7 @@ class Agent:
         self.counts["questions"] += 1
         self.counts["solved"] += solved
         if train:
-            body = {"trajectory_id": trajectory, "reward": self.reward(which, float(solved))}
+            body = {"trajectory_id": trajectory, "reward": self.reward(which, request.reward(reply))}
             await self.client.post("/feedback", body=body, cast_to=object)
 
     async def handle(self, request: desk.Request, headers: dict[str, str]) -> str:

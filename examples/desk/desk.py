@@ -89,6 +89,8 @@ class Request:
     order: int
     days: int
     price: int
+    found: bool = False
+    """The customer was found."""
     action: tuple[str, dict[str, Any]] | None = None
     """The first tool other than `find` that was called, and its arguments."""
 
@@ -111,6 +113,7 @@ class Request:
             return '{"error": "no JSON"}'
         if tool == "find":
             known = values == {"name": self.name}
+            self.found = self.found or known
             order = {"order": self.order, "days": self.days, "price": self.price}
             return json.dumps(order if known else {"error": "no such customer"})
         if self.action is None:
@@ -122,6 +125,10 @@ class Request:
         if self.action != self.right_action:
             return False
         return reply == reply_for(*self.right_action)
+
+    def reward(self, reply: str) -> float:
+        """Return a third for each: the customer was found, the action was right, the request is solved."""
+        return (self.found + (self.action == self.right_action) + self.solved(reply)) / 3
 
 
 def request(split: Split, seed: int, number: int) -> Request:

@@ -56,6 +56,7 @@ def test_only_the_right_action_and_reply_solve_a_request() -> None:
     assert not early.solved("We refunded 35 euros.")
     early.use("refund", '{"order": 4410, "amount": 35}')
     assert early.solved("We refunded 35 euros.") and not early.solved("We refunded 53 euros.")
+    assert (early.reward("We refunded 35 euros."), early.reward("No."), late.reward("No.")) == (1.0, 2 / 3, 0.0)
 
 
 def test_a_second_action_does_not_undo_the_first() -> None:
@@ -107,7 +108,7 @@ def test_attempts_at_a_request_are_a_group_and_each_gets_its_reward(server: Serv
 def test_a_call_without_json_is_no_failure_of_the_app(server: Server) -> None:
     report = run(APP, server, "--questions", "40")
     assert report["failed_requests"] == 0 and 0 < report["solved"] < 40
-    assert sum(posted["reward"] for posted in server.feedback) == report["solved"]
+    assert sum(posted["reward"] == 1 for posted in server.feedback) == report["solved"]
 
 
 @pytest.mark.slow
