@@ -86,7 +86,7 @@ class Objective:
         """Return the terms of a step over the rows."""
         tokens = sum(sum(row.sampled_T) for row in rows)
         return Terms(
-            rows, self._weights(rows, tokens, kind), self._measured(rows, version_in), tokens, version_in, kind
+            rows, self._weights(rows, tokens, kind), self._measured(rows), tokens, version_in, kind
         )
 
     def backward(self, terms: Terms, places: Sequence[int]) -> tuple[Tensor, int]:
@@ -167,10 +167,10 @@ class Objective:
             for row in rows
         ]
 
-    def _measured(self, rows: Sequence[Row], version_in: int) -> frozenset[int]:
+    def _measured(self, rows: Sequence[Row]) -> frozenset[int]:
         """Return the rows whose distance from the base model is measured: a part drawn at random, the same each time.
 
-        All processes draw the same, and so does a step that is taken again.
+        All processes draw the same, and so does a step that is taken again, though its version has another number.
         """
         everything = range(len(rows))
         if self._settings.kl_weight:
@@ -178,7 +178,8 @@ class Objective:
         if not self._settings.measure_kl:
             return frozenset()
         count = math.ceil(self._settings.kl_share * len(rows))
-        return frozenset(random.Random(version_in).sample(everything, count))
+        seed = " ".join(row.trajectory_id for row in rows)
+        return frozenset(random.Random(seed).sample(everything, count))
 
 
 def figures_of(parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float, learning_rate: float) -> StepFigures:

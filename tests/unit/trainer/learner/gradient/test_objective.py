@@ -1,6 +1,7 @@
 """The distance from the base model is measured on a part of a step's rows, and is that of those rows."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,18 @@ def test_it_is_that_of_all_rows_where_that_is_asked_for_or_needed(
     assert learner.step(rows, version_in=4).kl == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_rows_change_from_version_to_version_and_are_the_same_for_the_same(
+def test_the_rows_change_from_step_to_step_and_are_the_same_for_a_step_taken_again(
     tiny_model: Path, make_rows: MakeRows
 ) -> None:
     rows = make_rows(100)
     objective = moved(tiny_model, rows)._objective
-    drawn = [objective.terms(rows, version, "grpo").measured for version in range(200)]
-    assert drawn[7] == objective.terms(rows, 7, "grpo").measured
+
+    def measured(step: int, version_in: int) -> frozenset[int]:
+        of_step = [replace(row, trajectory_id=f"{step}-{row.trajectory_id}") for row in rows]
+        return objective.terms(of_step, version_in, "grpo").measured
+
+    drawn = [measured(step, step) for step in range(200)]
+    assert drawn[7] == measured(7, version_in=9)  # a version number is used up by each attempt
     assert {len(measured) for measured in drawn} == {5}
     times = [sum(place in measured for measured in drawn) for place in range(100)]
     assert min(times) > 0 and max(times) < 30  # 10 on average
