@@ -1,4 +1,4 @@
-"""The parent's answers in the step's rows: first ones, sampled as the probe samples."""
+"""The parent's answers in the step's rows: first answers, sampled as the probe samples."""
 
 from trainer.domain.constraints import Constraints
 from trainer.domain.rows import SampledCompletion, merge
