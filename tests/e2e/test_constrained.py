@@ -62,7 +62,7 @@ def test_a_step_weighs_what_vllm_did(
     group(app, name, **sampling)
     step = app.step()
     assert (step["state"], step["error"], step["trajectories"]) == ("promoted", None, ATTEMPTS)
-    # The trainer's distribution, constrained in the same way, is vLLM's: not off by what the constraint did, tenths of a nat.
+    # The trainer's constrained distribution is vLLM's: not off by what the constraint did, tenths of a nat.
     assert step["mismatch_k3"] < 1e-4
     low, high = decided
     assert low <= step["decided_share"] <= high and step["support_disagreements"] <= 1
