@@ -85,9 +85,7 @@ class Objective:
     def terms(self, rows: Sequence[Row], version_in: int, kind: Kind) -> Terms:
         """Return the terms of a step over the rows."""
         tokens = sum(sum(row.sampled_T) for row in rows)
-        return Terms(
-            rows, self._weights(rows, tokens, kind), self._measured(rows), tokens, version_in, kind
-        )
+        return Terms(rows, self._weights(rows, tokens, kind), self._measured(rows), tokens, version_in, kind)
 
     def backward(self, terms: Terms, places: Sequence[int]) -> tuple[Tensor, int]:
         """Add the gradient of these rows as one micro-batch. Return the first eight of `Sums` over it, and its tokens.
