@@ -231,7 +231,8 @@ def logprobs_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _logprob(token: dict[str, Any]) -> dict[str, Any]:
-    return {name: token[name] for name in ("token", "bytes", "logprob")}
+    # Numbers near 0 as vLLM writes them: -8.1e-05, where msgspec writes -0.000081.
+    return {"token": token["token"], "bytes": token["bytes"], "logprob": msgspec.Raw(repr(token["logprob"]).encode())}
 
 
 def output_of(
