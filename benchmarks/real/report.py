@@ -141,7 +141,7 @@ def _interval(interval: stats.Interval) -> list[float]:
 
 
 def _rounded(value: Any) -> Any:
-    """Return a figure with six digits; phases likewise."""
+    """Return a figure with six digits, and each of its phases."""
     if isinstance(value, dict):
         return {name: _rounded(entry) for name, entry in value.items()}
     return float(f"{value:.6g}") if isinstance(value, float) else value

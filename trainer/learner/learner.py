@@ -37,7 +37,7 @@ from trainer.learner.gradient.accumulation import Accumulation
 from trainer.learner.gradient.objective import Objective, Sums, Terms, figures_of
 from trainer.learner.processes.collective import Alone, Collective, Plan
 from whetstone.config.trainer import Kind, TrainerSettings
-from whetstone.memory.learning_rate import learning_rate_for
+from whetstone.memory.learning_rate import learning_rate_of
 from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -84,7 +84,7 @@ class Learner:
         self._rng = rng
         self._device = device_of(settings)
         base_parameters = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-        self.learning_rate = settings.learning_rate or learning_rate_for(base_parameters)
+        self.learning_rate = learning_rate_of(settings, base_parameters)
         self._residence = None if base.host is None else Residence(model, base.host)
         with self._present():
             backend_of(settings).made_ready(model, settings)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from whetstone.config.settings import Settings, SettingsError
 from whetstone.memory import devices, plan
-from whetstone.memory.learning_rate import learning_rate_for
+from whetstone.memory.learning_rate import learning_rate_of
 from whetstone.memory.model_files import read
 from whetstone.memory.serving import GIB, PROCESS_BYTES
 from whetstone.terminal.fitting import Fitting
@@ -61,7 +61,7 @@ def as_object(planned: plan.Plan, settings: Settings) -> dict[str, object]:
     return {
         "model": planned.model.name,
         "parameters": planned.model.parameters,
-        "learning_rate": settings.trainer.learning_rate or learning_rate_for(planned.model.parameters),
+        "learning_rate": learning_rate_of(settings.trainer, planned.model.parameters),
         "mode": planned.hardware.mode,
         "card_bytes": planned.hardware.card_bytes,
         "gpu_memory_utilization": planned.utilisation,
@@ -80,7 +80,7 @@ def as_object(planned: plan.Plan, settings: Settings) -> dict[str, object]:
 
 def _rows(planned: plan.Plan, settings: Settings) -> Iterator[tuple[str, float | None, str]]:
     server, step, hardware = planned.server, planned.step, planned.hardware
-    rate = settings.trainer.learning_rate or learning_rate_for(planned.model.parameters)
+    rate = learning_rate_of(settings.trainer, planned.model.parameters)
     divided = f", a part of {hardware.cards_each}" if hardware.cards_each > 1 else ""
     yield "vLLM", planned.utilisation * hardware.card_bytes, f"--gpu-memory-utilization {planned.utilisation:g}"
     yield "  weights", server.weights, f"in {'16' if server.item_bytes == 2 else '32'} bits{divided}"

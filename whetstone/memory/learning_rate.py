@@ -3,6 +3,8 @@
 import math
 from itertools import pairwise
 
+from whetstone.config.trainer import TrainerSettings
+
 ANCHORS = ((1e6, 1e-3), (1e8, 5e-5), (1e9, 5e-5), (7e9, 1e-5))
 """Parameters of the base model, and the learning rate of a rank-16 LoRA on it.
 
@@ -19,3 +21,8 @@ def learning_rate_for(parameters: int) -> float:
             share = math.log(size / small) / math.log(large / small)
             return float(f"{rate_small * (rate_large / rate_small) ** share:.1e}")
     raise AssertionError(size)
+
+
+def learning_rate_of(settings: TrainerSettings, parameters: int) -> float:
+    """Return the learning rate that is set, else the one for a base model of so many parameters."""
+    return settings.learning_rate or learning_rate_for(parameters)
