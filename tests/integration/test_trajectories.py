@@ -32,8 +32,9 @@ ALIKE = CONVERSATIONS // 8
 """More, with the same words in all of them."""
 REWRITING = max(8, CONVERSATIONS // 3)
 """More, of apps that rewrite what was answered; half of them eight at a time with the same words."""
-REWRITING_TOKENS = 24
-"""Tokens of an answer that is rewritten: of fewer nobody can tell whose they are."""
+REWRITING_TOKENS, REWRITING_TEMPERATURE = 24, 1.5
+"""Tokens of an answer that is rewritten, and how freely they are drawn: of fewer characters, or of the same ones again
+and again, nobody can tell whose they are."""
 AT_ONCE = 10
 RESTARTS = 4
 """Every second one is a `kill -9`."""
@@ -60,6 +61,12 @@ class Figures:
     rules: Counter[str] = field(default_factory=Counter)
     joined: int = 0
     """Calls with a rewritten answer that went on in its trajectory."""
+    chances: Counter[str] = field(default_factory=Counter)
+
+    def every(self, nth: int, event: str) -> bool:
+        """Return whether it is to happen at this chance: counted and not drawn, so it happens in any order of calls."""
+        self.chances[event] += 1
+        return self.chances[event] % nth == 0
 
 
 @pytest.mark.slow
@@ -104,7 +111,7 @@ def test_each_completion_of_every_conversation_lands_in_its_own_trajectory(
     assert figures.calls["forks"] > CONVERSATIONS / 20
     assert {"new", "content", "fork", "retry", "rewritten"} <= figures.rules.keys()
     assert figures.calls["few-shot"] > 0
-    assert figures.joined > figures.calls["rewritten"] / 4
+    assert figures.joined > figures.calls["rewritten"] / 2
 
 
 def _user(text: str) -> dict[str, Any]:
@@ -122,11 +129,11 @@ async def _converse(url: str, waiting: list[Branch], most: int, rng: random.Rand
             branch = waiting.pop(rng.randrange(len(waiting)))
             left -= 1
             await _turn(client, branch, rng, figures)
-            if rng.random() < 0.05:
+            if figures.every(20, "few-shot"):
                 forks.append(few_shot := _few_shot(branch, rng))
                 figures.calls["few-shot"] += 1
                 waiting.append(few_shot)
-            if branch.answered > 1 and not branch.alike and not branch.rewrites and rng.random() < 0.08:
+            if branch.answered > 1 and not branch.alike and not branch.rewrites and figures.every(10, "forks"):
                 forks.append(fork := _fork(branch, rng))
                 figures.calls["forks"] += 1
                 waiting.append(fork)
@@ -153,14 +160,16 @@ def _few_shot(branch: Branch, rng: random.Random) -> Branch:
 
 async def _turn(client: httpx.AsyncClient, branch: Branch, rng: random.Random, figures: Figures) -> None:
     """One turn; now and then the app hangs up in the middle and asks again, as the official clients do."""
-    cut = not branch.alike and rng.random() < 0.04
+    cut = not branch.alike and figures.every(20, "cut off")
     figures.calls["sent"] += 1
     branch.calls.append(figures.calls["sent"])
     most = REWRITING_TOKENS if branch.rewrites else 2
     body = {"model": "starter", "messages": branch.messages, "max_tokens": 160 if cut else most, "stream": cut}
     body["metadata"] = {"call": str(branch.calls[-1])}
     headers = {"content-type": "application/json"}
-    body["ignore_eos"] = cut or branch.rewrites
+    body["ignore_eos"] = cut
+    if branch.rewrites:
+        body |= {"min_tokens": most, "temperature": REWRITING_TEMPERATURE}
     if cut:
         await _hang_up(client.base_url, json.dumps(body).encode(), rng.uniform(0.02, 0.2))
         figures.calls["cut off"] += 1
