@@ -45,7 +45,7 @@ MOST_CHOICES = 64
 """Most answers to a prompt that are sampled at once."""
 ROUNDS = 4
 """Most requests to a version; with very short answers it stays below ENOUGH_TOKENS."""
-PARENT_TOKENS, PARENT_ANSWERS = 256, 16
+PARENT_TOKENS, PARENT_ANSWERS = LEAST_TOKENS, 8
 """Fewest tokens of the step that show the noise of server and trainer, and fewest answers that show distance and
 length; with fewer, the parent answers the prompts as well.
 """

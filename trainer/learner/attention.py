@@ -10,7 +10,7 @@ with them the `tree`; without a tree it is transformers' own attention. Other at
 window, capped scores, sinks) are not supported and are refused, so that a tree is never read wrongly.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, cast
@@ -50,13 +50,29 @@ class NotAForest(TrainerError):
     """The model needs attention features that a forest does not support."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Queries of a piece, with all keys that one of them sees."""
+
+    piece: int
+    start: int
+    end: int
+    """The queries are the piece's tokens `start` to `end`, and its keys those up to `end`."""
+    before: list[int]
+    """The pieces that it continues, the first of them first."""
+    mask: Tensor | None
+    """bool (queries, keys), True where a query sees a key; None where causal."""
+
+
 @dataclass(slots=True)
 class Tree:
     """A forest in the form that attention reads."""
 
     way: Way
-    parts: list[tuple[slice, list[slice], Tensor | None]] = field(default_factory=list)
-    """For `segments`: queries of a piece, the keys of its path, and the (queries, keys) mask; None where causal."""
+    lengths: list[int] = field(default_factory=list)
+    """For `segments`: tokens of each piece."""
+    parts: list[Part] = field(default_factory=list)
+    """For `segments`: what is computed in one call each."""
     mask: Tensor | None = None
     """For `dense`: bool (T, T), True where a query sees a key."""
     blocks: Any = None
@@ -66,7 +82,7 @@ class Tree:
 def tree_of(forest: Forest, way: Way, device: torch.device) -> Tree:
     """Return what attention needs of the forest; computed once for all layers."""
     if way == "segments":
-        return Tree(way, parts=list(_parts(forest, device)))
+        return Tree(way, [piece.end - piece.start for piece in forest.pieces], list(_parts(forest, device)))
     end_T = forest.ends()
     if way == "flex":
         return Tree(way, blocks=_blocks(end_T, device))
@@ -126,20 +142,32 @@ def attend(
     elif tree.way == "dense":
         attended = _plain(query, key, value, scaling, tree.mask)
     else:
-        attended = torch.cat([_part(query, key, value, scaling, *part) for part in tree.parts], dim=2)
+        attended = _by_parts(query, key, value, scaling, tree)
     return attended.transpose(1, 2).contiguous(), None
 
 
-def _part(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    own: slice,
-    path: list[slice],
-    mask: Tensor | None,
-) -> Tensor:
-    return _plain(query[:, :, own], _along(key, path), _along(value, path), scaling, mask)
+def _by_parts(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, tree: Tree) -> Tensor:
+    # Split once: the gradient of a slice is as long as the whole sequence, and there is one for each key of each path.
+    queries, keys, values = (whole.split(tree.lengths, dim=2) for whole in (query, key, value))
+
+    def along(pieces: Sequence[Tensor], part: Part) -> Tensor:
+        own = pieces[part.piece]
+        own = own if part.end == own.shape[2] else own[:, :, : part.end]
+        return torch.cat([*(pieces[one] for one in part.before), own], dim=2) if part.before else own
+
+    return torch.cat(
+        [
+            _plain(
+                queries[part.piece][:, :, part.start : part.end],
+                along(keys, part),
+                along(values, part),
+                scaling,
+                part.mask,
+            )
+            for part in tree.parts
+        ],
+        dim=2,
+    )
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None) -> Tensor:
@@ -152,22 +180,18 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mas
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling)
 
 
-def _along(whole: Tensor, path: list[slice]) -> Tensor:
-    return whole[:, :, path[0]] if len(path) == 1 else torch.cat([whole[:, :, span] for span in path], dim=2)
-
-
-def _parts(forest: Forest, device: torch.device) -> Iterator[tuple[slice, list[slice], Tensor | None]]:
-    for place, piece in enumerate(forest.pieces):
-        *before, _ = [slice(forest.pieces[one].start, forest.pieces[one].end) for one in forest.path(place)]
+def _parts(forest: Forest, device: torch.device) -> Iterator[Part]:
+    lengths = [piece.end - piece.start for piece in forest.pieces]
+    for place, length in enumerate(lengths):
+        *before, _ = forest.path(place)
         if not before:
-            own = slice(piece.start, piece.end)
-            yield own, [own], None
+            yield Part(place, 0, length, [], None)
             continue
-        seen = sum(span.stop - span.start for span in before) - piece.start
-        for start in range(piece.start, piece.end, QUERIES):
-            end = min(start + QUERIES, piece.end)
+        seen = sum(lengths[one] for one in before)
+        for start in range(0, length, QUERIES):
+            end = min(start + QUERIES, length)
             mask = torch.ones(end - start, seen + end, dtype=torch.bool, device=device).tril(seen + start)
-            yield slice(start, end), [*before, slice(piece.start, end)], mask
+            yield Part(place, start, end, before, mask)
 
 
 def _blocks(end_T: Ids, device: torch.device) -> Any:

@@ -58,8 +58,8 @@ class TrainerSettings(Section):
     measure_kl: bool = True
     """Measure each step's distance from the base model, with an extra forward pass over `kl_share` of its rows."""
     kl_share: float = Field(0.05, gt=0, le=1)
-    """Share of a step's rows, drawn at random, that `measure_kl` measures; all of them take about a quarter of the
-    step's time. With `kl_weight` it is always all."""
+    """Share of a step's rows, drawn at random, that `measure_kl` measures, and more until they have 128 sampled tokens;
+    all of them take about a quarter of the step's time. With `kl_weight` it is always all."""
     entropy_weight: float = Field(0, ge=0)
     """Weight of the mean entropy, which is subtracted from the loss."""
     advantage_scale: AdvantageScale = "none"

@@ -17,7 +17,7 @@ from whetstone.config.settings import Settings, SettingsError
 from whetstone.messaging import task_names
 from whetstone.observability import log_setup, tracing
 
-HINT_EVERY_S = 0.02
+HINT_EVERY_S = 0.25
 """Shortest time between two sends of hints by one process; hints in between become one message."""
 
 LOST_AFTER_SWEEPS = 10

@@ -2,9 +2,11 @@
 
 import math
 import random
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from peft import PeftModel
@@ -20,6 +22,10 @@ from whetstone.config.trainer import Kind, TrainerSettings
 
 LARGEST_RATIO = 1000.0
 """Of trainer to server, in `mismatch_k3`: one token that the server all but excluded must not make it infinite."""
+LEAST_MEASURED_TOKENS = 128
+"""Sampled tokens on which the distance from the base model is measured where an update has as many: of a few tokens,
+one that the base model rarely writes is most of the mean.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,8 @@ class Objective:
     def _measured(self, rows: Sequence[Row]) -> frozenset[int]:
         """Return the rows whose distance from the base model is measured: a part drawn at random, the same each time.
 
+        `kl_share` of the rows, and more until they have LEAST_MEASURED_TOKENS.
+
         All processes draw the same, and so does a step that is taken again, though its version has another number.
         """
         everything = range(len(rows))
@@ -175,9 +183,11 @@ class Objective:
             return frozenset(everything)
         if not self._settings.measure_kl:
             return frozenset()
-        count = math.ceil(self._settings.kl_share * len(rows))
         seed = " ".join(row.trajectory_id for row in rows)
-        return frozenset(random.Random(seed).sample(everything, count))
+        drawn = random.Random(seed).sample(everything, len(rows))
+        tokens = list(accumulate(sum(rows[place].sampled_T) for place in drawn))
+        share = math.ceil(self._settings.kl_share * len(rows))
+        return frozenset(drawn[: max(share, bisect_left(tokens, LEAST_MEASURED_TOKENS) + 1)])
 
 
 def figures_of(parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float, learning_rate: float) -> StepFigures:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from trainer.domain.rows import Row
+from trainer.learner.gradient import objective
 from trainer.learner.learner import Learner
 from trainer.learner.losses import k3
 from whetstone.config.trainer import TrainerSettings
@@ -46,6 +47,13 @@ def mean_distance(learner: Learner, rows: list[Row]) -> float:
     return sum(nats) / len(nats)
 
 
+@pytest.fixture
+def by_share_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few tokens that measures."""
+    monkeypatch.setattr(objective, "LEAST_MEASURED_TOKENS", 1)
+
+
+@pytest.mark.usefixtures("by_share_alone")
 @pytest.mark.parametrize("trees", [True, False])
 def test_it_is_the_mean_over_the_tokens_of_the_rows_that_were_drawn(
     tiny_model: Path, make_rows: MakeRows, trees: bool
@@ -69,15 +77,27 @@ def test_it_is_that_of_all_rows_where_that_is_asked_for_or_needed(
     assert learner.step(rows, version_in=4).kl == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_small_share_is_of_at_least_as_many_tokens_as_make_a_mean(tiny_model: Path, make_rows: MakeRows) -> None:
+    rows = make_rows(400)
+    learner = moved(tiny_model, rows[:4], kl_share=0.001)
+    drawn = learner._objective.terms(rows, 4, "grpo").measured
+    tokens = [sum(rows[place].sampled_T) for place in drawn]
+    assert sum(tokens) >= objective.LEAST_MEASURED_TOKENS > sum(tokens) - max(tokens)
+    few = rows[:3]
+    assert sum(sum(row.sampled_T) for row in few) < objective.LEAST_MEASURED_TOKENS
+    assert learner._objective.terms(few, 4, "grpo").measured == {0, 1, 2}
+
+
+@pytest.mark.usefixtures("by_share_alone")
 def test_the_rows_change_from_step_to_step_and_are_the_same_for_a_step_taken_again(
     tiny_model: Path, make_rows: MakeRows
 ) -> None:
     rows = make_rows(100)
-    objective = moved(tiny_model, rows)._objective
+    of_learner = moved(tiny_model, rows)._objective
 
     def measured(step: int, version_in: int) -> frozenset[int]:
         of_step = [replace(row, trajectory_id=f"{step}-{row.trajectory_id}") for row in rows]
-        return objective.terms(of_step, version_in, "grpo").measured
+        return of_learner.terms(of_step, version_in, "grpo").measured
 
     drawn = [measured(step, step) for step in range(200)]
     assert drawn[7] == measured(7, version_in=9)  # a version number is used up by each attempt
@@ -86,6 +106,7 @@ def test_the_rows_change_from_step_to_step_and_are_the_same_for_a_step_taken_aga
     assert min(times) > 0 and max(times) < 30  # 10 on average
 
 
+@pytest.mark.usefixtures("by_share_alone")
 def test_the_others_cost_no_pass_through_the_base(tiny_model: Path, make_rows: MakeRows) -> None:
     rows = make_rows(20)
     read: dict[bool, int] = {True: 0, False: 0}
