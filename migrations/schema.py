@@ -278,14 +278,12 @@ completions = Table(
     Column("turn_key", Text, comment="P: X-Turn-Id or Idempotency-Key; asked again, the answer is the same"),
     Column("reply", LargeBinary, comment="P: the answer as sent, where turn_key may ask for it again"),
     Column(
-        "history", LargeBinary, comment="P: 16 bytes, hash of conversation and answer; what extends it is found by it"
+        "history",
+        LargeBinary,
+        comment="P: 20 bytes, hashes of the prompt (8) and of prompt and answer; what extends it is found by it, and "
+        "what repeats its answer in other words by the first part",
     ),
     Column("tool_history", LargeBinary, comment="P: 16 bytes, hash of the tool calls it made, ids included; likewise"),
-    Column(
-        "prompt_history",
-        LargeBinary,
-        comment="P: 16 bytes, hash of the whole prompt; what repeats its answer in other words is found by it",
-    ),
     Column("continued_by", Text, comment="P: the first whole completion that extends it; NULL while none does"),
     Column("redactions", Integer, comment="P: pieces of its call taken out before writing; NULL where nobody looked"),
     Column(
@@ -318,7 +316,6 @@ completions = Table(
     _partial("ix_completions_turn_key", "project", "turn_key", where="turn_key IS NOT NULL"),
     _partial("ix_completions_history", "project", "history", "id", where="history IS NOT NULL"),
     _partial("ix_completions_tool_history", "project", "tool_history", "id", where="tool_history IS NOT NULL"),
-    _partial("ix_completions_prompt_history", "project", "prompt_history", "id", where="prompt_history IS NOT NULL"),
     _partial("ix_completions_retry_of", "project", "retry_of", where="retry_of IS NOT NULL"),
     comment="one choice of a served call each, with the very ids and logprobs vLLM returned",
 )

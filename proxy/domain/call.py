@@ -76,8 +76,6 @@ class ContinuationKeys(msgspec.Struct, frozen=True, omit_defaults=True, gc=False
 
     conversation: bytes | None = None
     tool_calls: bytes | None = None
-    prompt: bytes | None = None
-    """Hash of the whole prompt: a request that repeats the answer in other words is found by it."""
 
     @property
     def hashes(self) -> tuple[bytes, ...]:

@@ -97,7 +97,6 @@ class CompletionRow(msgspec.Struct, frozen=True):
     created_at: datetime
     history: bytes | None
     tool_history: bytes | None
-    prompt_history: bytes | None
     redactions: int | None
     constraints: bytes | None
     explored: float | None
@@ -262,7 +261,6 @@ def completion_row(one: NewCompletion, new: TurnDelta, turn: int, *, over: bool)
         one.created_at,
         history.conversation,
         history.tool_calls,
-        history.prompt,
         call.redactions,
         None if call.constraints is None else as_json_bytes(call.constraints),
         call.explored,

@@ -12,7 +12,7 @@ import msgspec
 from proxy.domain.call import NULL, Choice, ContinuationKeys
 from proxy.domain.eviction import evict_oldest
 from proxy.domain.json_values import canonical, encode_sorted
-from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader, hash_of
+from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader, hash_of, history_of
 
 SHORT_BYTES, LONG_BYTES = 512, 4096
 """Messages up to SHORT_BYTES are cached by their own bytes. Longer messages are cached by a hash of their bytes, which
@@ -31,27 +31,15 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     whole: bytes
     """Hash of all messages, the same for every owner."""
     answers: tuple[bytes, ...]
-    """Hashes of the prefixes that end with an answer, the longest first."""
+    """Histories of the prefixes that end with an answer, the longest first."""
     tool_calls: bytes | None
     """Hash of the tool calls in the last answer, ids included; None: it made no tool calls."""
-    prompts: tuple[bytes, ...] = ()
-    """Hashes of what stands before each of `answers`, the same for every owner."""
     messages: Sequence[msgspec.Raw] = ()
 
     @property
     def lookup_keys(self) -> tuple[bytes, ...]:
         """Hashes that may lead to the completion that this conversation continues, the most specific first."""
         return self.answers if self.tool_calls is None else (self.tool_calls, *self.answers)
-
-    @property
-    def prompt_keys(self) -> list[bytes]:
-        """Return `prompt_key` of every place."""
-        return [self.prompt_key(place) for place in range(len(self.prompts))]
-
-    def prompt_key(self, place: int) -> bytes:
-        """Return the hash that leads to completions whose whole prompt stands before the answer at this place; 0 is the
-        last answer."""
-        return hash_of(self.prompts[place] + self.owner)
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -109,6 +97,7 @@ class ConversationHasher:
         # Used only where the same message is in several conversations, which overwrite each other's hashes in
         # `_Message`.
         self._link = lru_cache(most_cached)(hash_of)
+        self._history_of = lru_cache(most_cached)(history_of)
         self._hash_of = lru_cache(most_cached // 16)(hash_of)
 
     def conversation(self, messages: Sequence[msgspec.Raw], owner: str | None) -> Conversation:
@@ -118,7 +107,6 @@ class ConversationHasher:
         whole, owned_by = b"", (owner or "").encode()
         long_owner = len(owned_by) > MOST_OWNER_BYTES
         answers: list[bytes] = []
-        prompts: list[bytes] = []
         tool_calls: bytes | None = None
         for raw in messages:
             length = len(raw)
@@ -135,20 +123,18 @@ class ConversationHasher:
                 message.before, message.after, message.owner = whole, make(whole + message.content), None
             before, whole = whole, message.after
             if message.is_answer:
-                if message.owner != owned_by and not long_owner:
-                    make = link if message.place else hash_of
-                    message.owner, message.place = owned_by, make(whole + owned_by)
-                answers.append(whole if long_owner else message.place)
-                prompts.append(before)
+                if long_owner:
+                    answers.append(history_of(before, whole, owned_by))
+                else:
+                    if message.owner != owned_by:
+                        make_place = self._history_of if message.place else history_of
+                        message.owner, message.place = owned_by, make_place(before, whole, owned_by)
+                    answers.append(message.place)
                 tool_calls = message.tool_calls
         if not answers:
             return Conversation(owned_by, whole, (), None)
-        places = answers[: -MOST_PLACES - 1 : -1]
-        if long_owner:
-            places = [hash_of(one + owned_by) for one in places]
         tool_calls = tool_calls and hash_of(tool_calls + owned_by)
-        at = tuple(prompts[: -MOST_PLACES - 1 : -1])
-        return Conversation(owned_by, whole, tuple(places), tool_calls, at, messages)
+        return Conversation(owned_by, whole, tuple(answers[: -MOST_PLACES - 1 : -1]), tool_calls, messages)
 
     def history(self, conversation: Conversation, choice: Choice) -> ContinuationKeys:
         """Return the hashes by which a later request finds this answer to `conversation`."""
@@ -160,13 +146,13 @@ class ConversationHasher:
         )
         before, owner = conversation.whole, conversation.owner
         after = hash_of(before + message.content)
-        place = hash_of(after + owner)
+        place = history_of(before, after, owner)
         if message.is_answer and len(owner) <= MOST_OWNER_BYTES:
             self._given[message.content] = before, after, owner, place
             if len(self._given) > self._most_cached // 4:
                 evict_oldest(self._given, self._most_cached // 4)
         tool_calls = message.tool_calls and hash_of(message.tool_calls + owner)
-        return ContinuationKeys(place, tool_calls, hash_of(before + owner))
+        return ContinuationKeys(place, tool_calls)
 
     def _learn(self, key: bytes, raw: msgspec.Raw) -> _Message:
         read = self._reader.read(msgspec.json.decode(raw))

@@ -51,7 +51,7 @@ class OpenCompletion(msgspec.Struct, gc=False):
     pins: Pins = ()
     """The versions that answered in its trajectory, up to this completion."""
     prompt: bytes | None = None
-    """Hash of its whole prompt; None: not known."""
+    """What its histories share with those of all answers to its prompt (`prompt_of`); None: not known."""
     answer: AnswerMarks | str = ""
     """What identifies its answer where an app rewrites it: the end of a plain text, else its marks."""
 

@@ -30,6 +30,7 @@ from proxy.trajectories.indexes import OpenCompletion, PrefixIndex, Repeatable, 
 from proxy.trajectories.peers import Peers
 from proxy.trajectories.rewriting import MOST_CHARACTERS, AnswerMarks, Echo, Evidence, echo_since, evidence, marks_of
 from proxy.trajectories.store import ThreadTables
+from whetstone.domain.conversation_hash import prompt_of
 from whetstone.domain.ids import new_id
 
 MOST_HOPS = 1000
@@ -137,7 +138,8 @@ class TrajectoryResolver:
             else:
                 hashes, answer = keys.hashes, marks_of(message)
             if hashes:
-                name, prompt = name_of(call.answer_id or call.upstream_id, index), keys.prompt
+                name = name_of(call.answer_id or call.upstream_id, index)
+                prompt = None if keys.conversation is None else prompt_of(keys.conversation)
                 self._heads.keep(
                     OpenCompletion(
                         completion_id, trajectory_id, hashes, name, None, False, False, trail.pins, prompt, answer
@@ -279,7 +281,8 @@ class TrajectoryResolver:
         self._learn(heads)
         if keys and not self._heads.alike(keys[0]):
             # Its last answer was not served in these words.
-            self._learn(await self._tables.heads_of_prompts(conversation.prompt_keys, since_s))
+            prompts = [prompt_of(one) for one in conversation.answers]
+            self._learn(await self._tables.heads_of_prompts(prompts, since_s))
         evict_oldest(self._absent, self._most_cached)
         # Few-shot prompts contain answers that this proxy never gave. Without this, each call would look them up again.
         self._absent |= {history: None for history in keys if not self._heads.alike(history)}
@@ -307,7 +310,7 @@ class TrajectoryResolver:
                 return self._free(history, "content")
             if history not in self._absent:
                 return None
-            if heads := self._heads.of_prompt(conversation.prompt_key(place), MOST_ALIKE):
+            if heads := self._heads.of_prompt(prompt_of(history), MOST_ALIKE):
                 if not looked_up:
                     return None
                 if going := [head for head in heads if not self._is_over(self._trails.get(head.trajectory_id))]:

@@ -19,6 +19,7 @@ from proxy.trajectories.indexes import OpenCompletion, Repeatable, TrajectorySta
 from proxy.trajectories.rewriting import marks_of
 from whetstone.database.change_detector import Changes
 from whetstone.database.engine import insert_new
+from whetstone.domain.conversation_hash import HISTORY_BYTES, prompt_of
 from whetstone.domain.states import TrajectoryStatus
 
 MOST_FREE = 50
@@ -33,10 +34,12 @@ AWAY_S = 1.0
 c, t, p = schema.completions.c, schema.trajectories.c, schema.proxies.c
 
 _HEADS = select(
-    *(c.id, c.upstream_id, c.choice, c.trajectory_id, c.history, c.tool_history, c.prompt_history, c.continued_by),
+    *(c.id, c.upstream_id, c.choice, c.trajectory_id, c.history, c.tool_history, c.continued_by),
     *(c.response, c.policy, c.policy_version, c.created_at, t.state, t.last_seen_at),
 ).select_from(schema.completions.join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id)))
 """Completions that a request may continue."""
+_SOUGHT_ID = func.coalesce(c.id, "")
+"""The id, where a history is looked for: SQLite would rather read all recent completions in the order of their ids."""
 
 # Built once: it runs several times a second.
 _REPORTS = select(p.id, p.written_until, p.seen_at).where(
@@ -134,18 +137,20 @@ class ThreadTables:
     def _alike(self, column: Any, histories: Sequence[bytes], since_s: float) -> list[OpenCompletion]:
         of_these = and_(c.project == self._project, column.in_(histories))
         query = _HEADS.where(of_these)
-        is_free = and_(c.continued_by.is_(None), *_open_since(since_s))
+        is_free = and_(c.continued_by.is_(None), *_open_since(since_s, c.id))
         last_ids = select(func.max(c.id)).where(of_these).group_by(column)
         with self._reader.connect() as connection:
-            free = connection.execute(query.where(is_free).order_by(c.id).limit(MOST_FREE)).all()
+            free = connection.execute(query.where(is_free).order_by(_SOUGHT_ID).limit(MOST_FREE)).all()
             last = connection.execute(query.where(c.id.in_(list(connection.execute(last_ids).scalars())))).all()
             return self._opened(connection, (*free, *last), since_s)
 
     def _heads_of_prompts(self, prompts: Sequence[bytes], since_s: float) -> list[OpenCompletion]:
-        latest = _HEADS.where(c.project == self._project, *_open_since(since_s)).order_by(c.id.desc())
+        open_since = _HEADS.where(c.project == self._project, *_open_since(since_s, _SOUGHT_ID))
+        latest = open_since.order_by(_SOUGHT_ID.desc()).limit(MOST_OF_PROMPT)
         with self._reader.connect() as connection:
             for prompt in prompts:
-                if rows := connection.execute(latest.where(c.prompt_history == prompt).limit(MOST_OF_PROMPT)).all():
+                begins_alike = c.history.between(prompt, prompt + b"\xff" * (HISTORY_BYTES - len(prompt)))
+                if rows := connection.execute(latest.where(begins_alike)).all():
                     return self._opened(connection, rows, since_s)
         return []
 
@@ -162,7 +167,7 @@ class ThreadTables:
                 taken_by=row.continued_by,
                 over=row.state != TrajectoryStatus.OPEN or row.last_seen_at < since,
                 pins=and_then(pins[row.trajectory_id], row.policy, row.policy_version, row.created_at.timestamp()),
-                prompt=row.prompt_history,
+                prompt=None if row.history is None else prompt_of(row.history),
                 answer=marks_of(row.response) if row.response else "",
             )
             for _, row in sorted(rows.items())
@@ -226,10 +231,10 @@ class ThreadTables:
         return [Repeatable(row.trajectory_id, None, row.turn_key, row.created_at.timestamp()) for row in rows]
 
 
-def _open_since(since_s: float) -> tuple[Any, ...]:
+def _open_since(since_s: float, completion_id: Any) -> tuple[Any, ...]:
     """Return the conditions of completions whose trajectory is open and was seen since then."""
     # Ids sort by time: a completion that began long before cannot be free.
-    recent = c.id >= f"{max(int(since_s * 1000), 0):012x}"
+    recent = completion_id >= f"{max(int(since_s * 1000), 0):012x}"
     return t.state == TrajectoryStatus.OPEN, t.last_seen_at >= _instant(since_s), recent
 
 

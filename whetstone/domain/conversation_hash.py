@@ -17,6 +17,10 @@ import msgspec
 import regex
 
 HASH_BYTES = 16
+PROMPT_BYTES, HISTORY_BYTES = 8, 20
+"""Bytes of the hash by which an answer's completion is looked up, the latter, and how many of them its prompt alone
+decides: those of all answers to one prompt begin alike, so one index finds both.
+"""
 MOST_PLACES = 32
 """Most answers, counted from the end of a conversation, by which its earlier completion is looked up. An app that goes
 back further begins a new trajectory."""
@@ -80,8 +84,8 @@ class MessageReader:
         whole, owned_by, turns = b"", (owner or "").encode(), []
         for message in messages:
             read = self.read(message)
-            whole = hash_of(whole + read.content)
-            history = hash_of(whole + owned_by) if read.is_answer else None
+            before, whole = whole, hash_of(whole + read.content)
+            history = history_of(before, whole, owned_by) if read.is_answer else None
             turns.append(Turn(whole, history, read.tool_calls and hash_of(read.tool_calls + owned_by)))
         return turns
 
@@ -171,6 +175,17 @@ def hash_of(data: bytes | msgspec.Raw) -> bytes:
     made = _EMPTY.copy()
     made.update(data)
     return made.digest()
+
+
+def history_of(before: bytes, after: bytes, owner: bytes) -> bytes:
+    """Return the HISTORY_BYTES by which an answer's completion is looked up. `before` and `after`: hashes of the
+    conversation without and with the answer. Another owner gets other bytes."""
+    return hash_of(before + owner)[:PROMPT_BYTES] + hash_of(after + owner)[: HISTORY_BYTES - PROMPT_BYTES]
+
+
+def prompt_of(history: bytes) -> bytes:
+    """Return the part of a history that all answers to its prompt share."""
+    return history[:PROMPT_BYTES]
 
 
 def _text(content: Any) -> Any:

@@ -15,7 +15,7 @@ from proxy.trajectories.conversation_hash import (
     prompt_hash,
 )
 from tests.unit.proxy.conftest import raw
-from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader, lookup_keys
+from whetstone.domain.conversation_hash import HASH_BYTES, MOST_PLACES, MessageReader, lookup_keys, prompt_of
 
 QUESTION = {"role": "user", "content": "How is the weather in Oslo?"}
 CALL = {"id": "chatcmpl-tool-0123456789abcdef", "type": "function"}
@@ -169,7 +169,7 @@ def test_hashes_are_those_that_databases_have() -> None:
     assert found.whole.hex() == "1594851c56dd1be7a19a23fc7cc19799"
     assert [one.hex() for one in found.lookup_keys] == [
         "0911501a8cf2cdd126e69a9fd342ef86",
-        "b739fbb624df48d6211c41d75c9e9f4f",
+        "f4f4cf4f8607efdbb739fbb624df48d6211c41d7",
     ]
     assert prompt_hash(found, tools, "weather") == "71051fea235b969c0aa11107f9a2acb9"
 
@@ -289,14 +289,18 @@ def test_what_normalise_matches_does_not_count_in_a_prompt_alone() -> None:
     assert asked(early).whole != asked(late).whole
 
 
-def test_a_prompt_is_found_by_what_stands_before_each_answer() -> None:
+def test_histories_of_answers_to_one_prompt_begin_alike_and_no_others_do() -> None:
     first, second = {"role": "assistant", "content": "Cold."}, {"role": "assistant", "content": "Warm."}
-    given = left({"content": "Cold, they say."}, QUESTION, owner="ann").prompt
-    talk = asked(QUESTION, first, QUESTION, second, QUESTION, owner="ann")
-    assert talk.prompt_keys[1] == given
-    assert talk.prompt_keys[0] == left({}, QUESTION, first, QUESTION, owner="ann").prompt != given
-    assert given not in asked(QUESTION, first, owner="bob").prompt_keys
-    assert asked(QUESTION).prompt_keys == []
+    given = left({"content": "Cold, they say."}, QUESTION, owner="ann").conversation
+    talk = asked(QUESTION, first, QUESTION, second, QUESTION, owner="ann").answers
+    other = left({"content": "Hot."}, QUESTION, first, QUESTION, owner="ann").conversation
+    assert given is not None and other is not None
+    assert [prompt_of(one) for one in talk] == [prompt_of(other), prompt_of(given)]
+    assert prompt_of(given) != prompt_of(other)
+    assert {given, other}.isdisjoint(talk)
+    assert prompt_of(given) not in {prompt_of(one) for one in asked(QUESTION, first, owner="bob").answers}
+    long = "o" * 1000
+    assert left(first, QUESTION, owner=long).conversation == asked(QUESTION, first, owner=long).answers[0]
 
 
 TOOL_USE = {"type": "tool_use", "id": "toolu_0123456789abcdefABCDEFGH", "name": "weather", "input": {"city": "Oslo"}}
