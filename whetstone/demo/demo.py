@@ -217,10 +217,14 @@ def _steps_table(steps: list[dict[str, Any]], rewards: dict[int, Rewards]) -> Ta
 
 
 def _curve(rewards: dict[int, Rewards], console: Console) -> list[Text]:
-    """Return the curve of mean reward by version; the live version appears once it has played enough games."""
-    means = [rewards[version].mean for version in sorted(rewards) if rewards[version].trajectories >= ENOUGH_GAMES]
-    lines = curve.in_text(means, console.width, CURVE_LINES)
+    """Return the curve of mean reward by version."""
+    lines = curve.in_text(_means(rewards), console.width, CURVE_LINES)
     return [Text("reward by version (· each, ● running mean)", style="bold"), *map(Text, lines)] if lines else []
+
+
+def _means(rewards: dict[int, Rewards]) -> list[float]:
+    """Return the mean reward of each version that has played enough games."""
+    return [rewards[version].mean for version in sorted(rewards) if rewards[version].trajectories >= ENOUGH_GAMES]
 
 
 def _line(step: dict[str, Any], rewards: dict[int, Rewards]) -> str:
@@ -236,12 +240,11 @@ def _show(
         table.add_row(name, f"{interval.mean:.1%}", f"{interval.low:.1%} to {interval.high:.1%}")
     table.add_row("gain", f"{outcome.gain.mean:+.1%}", f"{outcome.gain.low:+.1%} to {outcome.gain.high:+.1%}")
     console.print(table)
-    games = store.rewards_by_version(settings.project, settings.policy)
     picture = settings.data / "rewards.png"
     title = "rewards shuffled: the control" if plan.shuffle_rewards else f"{settings.policy} learns tic-tac-toe"
     curve.draw(
         picture,
-        [games[version].mean for version in sorted(games)],
+        _means(store.rewards_by_version(settings.project, settings.policy)),
         list(zip(names, (outcome.first, outcome.last), strict=True)),
         title,
     )
