@@ -7,6 +7,7 @@ k3 alone is blind to an adapter of the wrong scale, of the wrong layers or of to
 little. What such a server lacks goes with what the adapter does; noise does not. So that is measured as well.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,6 +75,8 @@ class Readings:
     """With the base model."""
     doubled: Logprobs | None = None
     """With twice the candidate's LoRA; not needed where the effect is large."""
+    contexts: Sequence[int] | None = None
+    """For each token, a number of what stands before it; None: no two tokens have the same before them."""
 
     def is_effect_large(self, parent_k3: float) -> bool:
         """Return whether what the adapter does is far above the noise of server and trainer."""
@@ -92,18 +95,26 @@ def served_share(own: Readings) -> tuple[float, float]:
 
     With d = served - trained and the direction z = doubled - base, less its mean:
 
-        share = 1 + Σ d·z / Σ (trained - base)·z,   error² = Σ (d·z)² / (Σ (trained - base)·z)²
+        share = 1 + Σ d·z / Σ x·z with x = trained - base,   error² = K/(K-1) Σ_k (Σ_k u·z)² / (Σ x·z)²
 
-    z is read twice by the trainer, and has no noise in common with d: an estimate by instruments, which unlike plain
-    regression is not drawn to one side by noise (Durbin, Review of the International Statistical Institute 22 (1954),
-    23). Where the effect is far above the noise, z = trained - base does as well. The error holds for tokens of unequal
-    noise (White, Econometrica 48 (1980), 817).
+    with the residual u = d - (share - 1)·x and sums over the tokens of each of K contexts. z is read twice by the
+    trainer, and has no noise in common with d: an estimate by instruments, which unlike plain regression is not drawn
+    to one side by noise (Durbin, Review of the International Statistical Institute 22 (1954), 23). Where the effect is
+    far above the noise, z = trained - base does as well. The error holds for tokens of unequal noise (White,
+    Econometrica 48 (1980), 817), and for noise that tokens with the same before them have in common, as equal short
+    answers do (Liang and Zeger, Biometrika 73 (1986), 13).
     """
     served_T, trained_T, base_T = (np.asarray(each, dtype=np.float64) for each in (own.served, own.trained, own.base))
     far_T = trained_T if own.doubled is None else np.asarray(own.doubled, dtype=np.float64)
     off_T, direction_T = served_T - trained_T, far_T - base_T
     direction_T = direction_T - direction_T.mean()
-    effect = abs(float((trained_T - base_T) @ direction_T))
+    change_T = trained_T - base_T
+    effect = abs(float(change_T @ direction_T))
     if not effect > 0:
         return 1.0, float("inf")
-    return 1 + float(off_T @ direction_T) / effect, float(np.linalg.norm(off_T * direction_T)) / effect
+    off = float(off_T @ direction_T) / effect
+    left_T = (off_T - off * change_T) * direction_T
+    left_K = left_T if own.contexts is None else np.bincount(own.contexts, left_T)
+    if len(left_K) == 1:
+        return 1 + off, float("inf")
+    return 1 + off, float(np.linalg.norm(left_K)) * math.sqrt(len(left_K) / (len(left_K) - 1)) / effect

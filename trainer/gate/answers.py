@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from trainer.domain.rows import Answer, Row
+from trainer.learner import prefix_trees
 from trainer.learner.learner import Learner
 
 Prompt = tuple[int, ...]
@@ -32,6 +33,16 @@ class Answers:
     def length(self) -> float:
         """Mean tokens of an answer."""
         return len(self.logprobs) / len(self.answers)
+
+    @property
+    def contexts(self) -> list[int]:
+        """A number for each token: equal ones have the same prompt and answer before them."""
+        numbers: dict[tuple[Prompt, Prompt], int] = {}
+        return [
+            numbers.setdefault((answer.prompt_ids, answer.token_ids[:place]), len(numbers))
+            for answer in self.answers
+            for place in range(len(answer.token_ids))
+        ]
 
     def longest(self, most_tokens: int, ends: Collection[int]) -> int:
         """Return the tokens of the longest comparable answer: `most_tokens`, or fewer where apps cut answers off.
@@ -66,6 +77,11 @@ class Answers:
     def common_prompts(self, most: int) -> list[Prompt]:
         """Return the prompts with the most answers; of equally many the first."""
         return [prompt for prompt, _ in Counter(answer.prompt_ids for answer in self.answers).most_common(most)]
+
+
+def tokens_of(prompts: Sequence[Prompt]) -> int:
+    """Return the tokens that are read of these prompts: common beginnings are read once."""
+    return len(prefix_trees.forest([prefix_trees.ids(prompt) for prompt in prompts]).token_ids_T)
 
 
 def from_rows(rows: Sequence[Row], version: int, most_tokens: int) -> Answers:

@@ -26,13 +26,15 @@ from trainer.domain.parity import Parity, Readings, parity
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
 from trainer.errors import TrainerError
-from trainer.gate.answers import Answers, Prompt, SteppedRows, from_rows, tokens_like_the_probes
+from trainer.gate.answers import Answers, Prompt, SteppedRows, from_rows, tokens_like_the_probes, tokens_of
 from trainer.learner.learner import Learner
 from whetstone.config.gate import GateSettings
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused
 
-PROMPTS = 2
-"""With long prompts these are most of what is read."""
+LEAST_PROMPTS, MOST_PROMPTS = 2, 8
+"""Equal short answers say the same about a server, so there are several prompts; with long ones these are most of what
+is read, so there are as many as there is time for, and the first however long it takes.
+"""
 TOKENS = 16
 """Longest answer to a probe prompt."""
 ENOUGH_TOKENS, LEAST_TOKENS = 512, 128
@@ -110,6 +112,13 @@ class _ProbedVersions:
         self._readable = budget_s / 2 / (READINGS * forward_s)
         self.tokens = 0
 
+    def as_many_as_fit(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        """Return the first of these prompts: so many that there is time to read them beside LEAST_TOKENS of answers."""
+        number = min(LEAST_PROMPTS, len(prompts))
+        while number < len(prompts) and tokens_of(prompts[: number + 1]) <= self._readable - LEAST_TOKENS:
+            number += 1
+        return prompts[:number]
+
     def sample(self, prompts: Sequence[Prompt], draw: int, most: int, length: float, *, parent: bool) -> Answers:
         """Return answers to the prompts, LEAST_TOKENS to ENOUGH_TOKENS tokens, as there is time to sample and read.
 
@@ -117,7 +126,7 @@ class _ProbedVersions:
         """
         name = self._parent if parent else self._candidate
         answers = Answers()
-        enough = min(ENOUGH_TOKENS, max(LEAST_TOKENS, self._readable - sum(map(len, prompts))))
+        enough = min(ENOUGH_TOKENS, max(LEAST_TOKENS, self._readable - tokens_of(prompts)))
         wanted, began = float(LEAST_TOKENS), time.monotonic()
         for number in range(ROUNDS):
             seed = (draw * ROUNDS + number) * MOST_CHOICES
@@ -206,7 +215,7 @@ def _measured(
     renew: Callable[[], None],
 ) -> Probe:
     in_step = from_rows(step.rows, claim.version_in, TOKENS)
-    prompts = in_step.common_prompts(PROMPTS) or _first_prompts(step.rows)
+    prompts = speakers.as_many_as_fit(in_step.common_prompts(MOST_PROMPTS) or _first_prompts(step.rows))
     before = in_step.to(set(prompts))
     most, length = (before.longest(TOKENS, learner.ends), before.length) if before.answers else (TOKENS, TOKENS)
     noise = step.mismatch_k3 if tokens_like_the_probes(step.rows, claim.version_in) >= PARENT_TOKENS else None
@@ -253,7 +262,7 @@ def _measured(
 
 def _first_prompts(rows: Sequence[Row]) -> list[Prompt]:
     """Return the first prompts of the rows, for a step without an answer of the parent."""
-    return list(dict.fromkeys(row.token_ids_T[: row.sampled_T.index(True)] for row in rows))[:PROMPTS]
+    return list(dict.fromkeys(row.token_ids_T[: row.sampled_T.index(True)] for row in rows))[:MOST_PROMPTS]
 
 
 def _out_of_bounds(figures: Mapping[str, float], gate: GateSettings) -> str | None:
@@ -278,7 +287,7 @@ def _compared(own: Answers, before: Answers, noise: float, learner: Learner) -> 
     both = own.beside(before).read_by(learner)  # equal prompts are read once
     trained, before_T = both[: len(own.logprobs)], both[len(own.logprobs) :]
     with learner.as_version(None):
-        readings = Readings(own.logprobs, trained, own.read_by(learner))
+        readings = Readings(own.logprobs, trained, own.read_by(learner), contexts=own.contexts)
     if not readings.is_effect_large(noise):
         with learner.doubled():
             readings = replace(readings, doubled=own.read_by(learner))

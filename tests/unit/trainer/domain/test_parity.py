@@ -17,22 +17,28 @@ NOISE = 0.05
 class Draw:
     """Logprobs of one candidate's tokens as two programs compute them, each with noise of its own, of heavy tails."""
 
-    def __init__(self, seed: int, effect: float, noise: float = NOISE) -> None:
+    def __init__(self, seed: int, effect: float, noise: float = NOISE, alike: int = 1) -> None:
+        """`alike`: so many tokens each are the same one after the same prompt, as in short answers."""
         self._numbers = np.random.default_rng(seed)
-        self._noise = noise
-        self.base_T = -self._numbers.gamma(2.0, 1.0, TOKENS)
-        self.effect_T = effect * self._numbers.standard_normal(TOKENS)
-        self.other_T = effect * self._numbers.standard_normal(TOKENS)
+        self._noise, self._alike, self._contexts = noise, alike, TOKENS // alike
+        self.contexts = np.repeat(np.arange(self._contexts), alike).tolist()
+        self.base_T = -self._each(self._numbers.gamma(2.0, 1.0, self._contexts))
+        self.effect_T = effect * self._each(self._numbers.standard_normal(self._contexts))
+        self.other_T = effect * self._each(self._numbers.standard_normal(self._contexts))
         """What an adapter in the wrong layers does instead."""
 
     def noisy(self, exact_T: np.ndarray) -> list[float]:
-        noise_T = self._noise * self._numbers.standard_t(5, TOKENS) * math.sqrt(3 / 5)
+        noise_T = self._noise * self._each(self._numbers.standard_t(5, self._contexts)) * math.sqrt(3 / 5)
         return list((exact_T + noise_T).tolist())
+
+    def _each(self, values: np.ndarray) -> np.ndarray:
+        return np.repeat(values, self._alike)
 
     def parity(self, served_T: np.ndarray) -> Parity:
         trained = self.noisy(self.base_T + self.effect_T)
         doubled = self.noisy(self.base_T + 2 * self.effect_T)
-        readings = Readings(self.noisy(self.base_T + served_T), trained, self.noisy(self.base_T))
+        base = self.noisy(self.base_T)
+        readings = Readings(self.noisy(self.base_T + served_T), trained, base, contexts=self.contexts)
         noise = mean_k3(self.noisy(self.base_T), self.noisy(self.base_T))
         if not readings.is_effect_large(noise):
             readings = replace(readings, doubled=doubled)
@@ -44,6 +50,14 @@ class Draw:
 def test_no_healthy_candidate_is_rejected_however_little_or_much_it_changed(effect: float, noise: float) -> None:
     draws = [Draw(seed, effect, noise) for seed in range(200)]
     assert [why for draw in draws if (why := draw.parity(draw.effect_T).why_not(None))] == []
+
+
+def test_answers_that_are_equal_say_the_same_and_reject_no_healthy_candidate() -> None:
+    """As if each were another's, one in seven would be rejected."""
+    draws = [Draw(seed, effect=0.05, alike=14) for seed in range(200)]
+    assert sum(draw.parity(draw.effect_T).why_not(None) is not None for draw in draws) <= 1
+    wrong = [Draw(seed, effect=0.3, alike=14) for seed in range(100)]
+    assert sum(draw.parity(0.5 * draw.effect_T).why_not(None) is not None for draw in wrong) >= 95
 
 
 @pytest.mark.parametrize(
