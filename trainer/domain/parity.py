@@ -102,7 +102,8 @@ def served_share(own: Readings) -> tuple[float, float]:
     to one side by noise (Durbin, Review of the International Statistical Institute 22 (1954), 23). Where the effect is
     far above the noise, z = trained - base does as well. The error holds for tokens of unequal noise (White,
     Econometrica 48 (1980), 817), and for noise that tokens with the same before them have in common, as equal short
-    answers do (Liang and Zeger, Biometrika 73 (1986), 13).
+    answers do (Liang and Zeger, Biometrika 73 (1986), 13). With few contexts it is larger, so that ERRORS of it are as
+    rare as with many: Student's t at ERRORS by its first term (Abramowitz and Stegun, 26.7.5).
     """
     served_T, trained_T, base_T = (np.asarray(each, dtype=np.float64) for each in (own.served, own.trained, own.base))
     far_T = trained_T if own.doubled is None else np.asarray(own.doubled, dtype=np.float64)
@@ -117,4 +118,6 @@ def served_share(own: Readings) -> tuple[float, float]:
     left_K = left_T if own.contexts is None else np.bincount(own.contexts, left_T)
     if len(left_K) == 1:
         return 1 + off, float("inf")
-    return 1 + off, float(np.linalg.norm(left_K)) * math.sqrt(len(left_K) / (len(left_K) - 1)) / effect
+    freedom = len(left_K) - 1
+    error = float(np.linalg.norm(left_K)) * math.sqrt((freedom + 1) / freedom) / effect
+    return 1 + off, error * (1 + (ERRORS**2 + 1) / (4 * freedom))
