@@ -113,8 +113,7 @@ def of_trace(name: str, shape: Shape, tokens: int, settings: TrainerSettings = S
                         fake = torch.empty(one.shape, dtype=one.dtype)
                         is_weight = isinstance(one, torch.nn.Parameter)
                         owned[key] = torch.nn.Parameter(fake, one.requires_grad) if is_weight else fake
-        every = slice(0, tokens)
-        tree = attention.Tree("segments", parts=[(every, [every], None)])
+        tree = attention.Tree("segments", [tokens], [attention.Part(0, 0, tokens, [], None)])
         with AllocatedBytes() as counted:
             counted.leave_out(model.parameters())
             counted.leave_out(model.buffers())
