@@ -27,6 +27,7 @@ SHARED = {
         "tests/integration/test_parameters.py",
         "tests/integration/test_responses_exact.py",
         "tests/integration/test_responses_referred.py",
+        "tests/integration/test_seeds.py",
         "tests/integration/test_shadow_groups.py",
         "tests/integration/test_trajectories.py",
         "tests/integration/test_transparent.py",
