@@ -82,7 +82,7 @@ class Tree:
 def tree_of(forest: Forest, way: Way, device: torch.device) -> Tree:
     """Return what attention needs of the forest; computed once for all layers."""
     if way == "segments":
-        return Tree(way, [piece.end - piece.start for piece in forest.pieces], list(_parts(forest, device)))
+        return Tree(way, [piece.length for piece in forest.pieces], list(_parts(forest, device)))
     end_T = forest.ends()
     if way == "flex":
         return Tree(way, blocks=_blocks(end_T, device))
@@ -106,7 +106,7 @@ def way_for(forest: Forest, proven: Collection[Way]) -> Way:
         return "dense"
     keys: list[int] = []
     for piece in forest.pieces:
-        keys.append(piece.end - piece.start + (0 if piece.parent == ROOT else keys[piece.parent]))
+        keys.append(piece.length + (0 if piece.parent == ROOT else keys[piece.parent]))
     return "dense" if "dense" in proven and sum(keys) > LONG_PATHS * tokens and tokens <= LONGEST_DENSE else "segments"
 
 
@@ -151,8 +151,7 @@ def _by_parts(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, 
     queries, keys, values = (whole.split(tree.lengths, dim=2) for whole in (query, key, value))
 
     def along(pieces: Sequence[Tensor], part: Part) -> Tensor:
-        own = pieces[part.piece]
-        own = own if part.end == own.shape[2] else own[:, :, : part.end]
+        own = pieces[part.piece][:, :, : part.end]
         return torch.cat([*(pieces[one] for one in part.before), own], dim=2) if part.before else own
 
     return torch.cat(
@@ -181,15 +180,14 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mas
 
 
 def _parts(forest: Forest, device: torch.device) -> Iterator[Part]:
-    lengths = [piece.end - piece.start for piece in forest.pieces]
-    for place, length in enumerate(lengths):
+    for place, piece in enumerate(forest.pieces):
         *before, _ = forest.path(place)
         if not before:
-            yield Part(place, 0, length, [], None)
+            yield Part(place, 0, piece.length, [], None)
             continue
-        seen = sum(lengths[one] for one in before)
-        for start in range(0, length, QUERIES):
-            end = min(start + QUERIES, length)
+        seen = sum(forest.pieces[one].length for one in before)
+        for start in range(0, piece.length, QUERIES):
+            end = min(start + QUERIES, piece.length)
             mask = torch.ones(end - start, seen + end, dtype=torch.bool, device=device).tril(seen + start)
             yield Part(place, start, end, before, mask)
 

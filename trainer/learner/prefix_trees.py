@@ -28,6 +28,11 @@ class Piece:
     parent: int
     """Index of the piece that it continues; ROOT for none. Parents come first."""
 
+    @property
+    def length(self) -> int:
+        """Number of its tokens."""
+        return self.end - self.start
+
 
 @dataclass(slots=True)
 class Forest:
@@ -65,7 +70,7 @@ class Forest:
         for place in range(len(ends) - 1, -1, -1):
             if (parent := self.pieces[place].parent) != ROOT:
                 ends[parent] = max(ends[parent], ends[place])
-        return np.repeat(ids(ends), [piece.end - piece.start for piece in self.pieces])
+        return np.repeat(ids(ends), [piece.length for piece in self.pieces])
 
 
 def ids(token_ids: Sequence[int]) -> Ids:
