@@ -46,7 +46,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real clients steps docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real clients steps beside-trl docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -189,6 +189,9 @@ clients: $(INSTALLED)  ## Run the clients that people use, and write docs/client
 
 steps: $(TRL_INSTALLED)  ## How fast a step computes, beside TRL: STEPS_ARGS="--turns 8", "--device cuda", ...
 	$(TRL)/bin/python -W ignore -m benchmarks.learning.step $(STEPS_ARGS)
+
+beside-trl: $(TRL_INSTALLED)  ## How fast SmolLM2-135M learns a task, beside TRL's GRPOTrainer: half an hour; BESIDE_TRL_ARGS="--seed 1 --learning-rate 1e-4"
+	$(BIN)/python -m benchmarks.beside_trl $(BESIDE_TRL_ARGS)
 
 docs: $(INSTALLED)  ## Write the pages that are made from the code
 	$(BIN)/python -m docs.build

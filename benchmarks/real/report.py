@@ -36,10 +36,7 @@ def figures_of(training: Training, progress: Progress, settings: dict[str, Any])
         "task": plan.task,
         "seed": plan.seed,
         "shuffle_rewards": plan.shuffle_rewards,
-        "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "-uno") else ""),
-        "cores": os.cpu_count(),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
+        **circumstances(),
         "model": Path(plan.model).name,
         "settings": settings,
         "planned": {"steps": plan.steps, "lessons": plan.lessons, "questions": plan.questions},
@@ -53,6 +50,16 @@ def figures_of(training: Training, progress: Progress, settings: dict[str, Any])
         "steps": [
             {name: _rounded(step[name]) for name in STEP if step[name] is not None} for step in training.policy.ended
         ],
+    }
+
+
+def circumstances() -> dict[str, Any]:
+    """Return when, on which code and beside how much other work a run ended."""
+    return {
+        "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "-uno") else ""),
+        "cores": os.cpu_count(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
     }
 
 

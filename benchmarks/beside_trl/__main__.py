@@ -1,0 +1,191 @@
+"""Compare learning with TRL's GRPOTrainer: the same model, LoRA, batch, task, seeds and machine, generation included.
+
+Both learn to route the tickets of examples/tickets with SmolLM2-135M-Instruct: ours from an app's thumbs through the
+whole stack, for so many steps; TRL in its fastest way that runs here, for as many seconds. The adapters of both, the
+last of each minute, are asked the same held-out tickets by the same vLLM. Each side takes the given learning rates, one
+after the other; the one with the best end counts. Exit 0 only if ours gains GAIN points in at most half of TRL's time
+and its held-out result is not lower.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.beside_trl import sides
+from benchmarks.beside_trl.examination import examined, spread
+from benchmarks.beside_trl.run import Run
+from benchmarks.beside_trl.sides import Result
+from benchmarks.kit.check import verdict
+from benchmarks.kit.harness import opened, present
+from benchmarks.kit.options import parser_of
+from benchmarks.kit.process import ROOT
+from benchmarks.learning.policy import cells
+from benchmarks.real import report
+from whetstone.domain import stats
+from whetstone.models.catalog import MODELS
+from whetstone.models.download import default_folder, fetch
+
+GAIN = 0.20
+"""Held-out accuracy above the base model's, as a share: how fast a side is."""
+FASTER = 2.0
+EVERY_S = 60.0
+"""One adapter of so many seconds is examined."""
+SETTINGS = ("steps", "groups", "lora_rank", "micro_batch", "generation")
+"""Options that are settings of the runs."""
+RESULTS = ROOT / "docs" / "results"
+
+
+class Examined(msgspec.Struct):
+    """A run with its examined points."""
+
+    side: str
+    learning_rate: float
+    peak_bytes: int
+    seconds: list[float]
+    attempts: list[int]
+    right: list[list[int]]
+    """By point, 1 or 0 for each held-out ticket."""
+    trained_per_s: float
+    """Answers trained on, a second of the whole run."""
+    tokens_per_s: float
+    """Their prompt and answer tokens."""
+
+    def gain(self, before: list[int], number: int = -1) -> stats.Interval:
+        """Return the gain of a point on the base model."""
+        return stats.gain(before, self.right[number])
+
+    def reached(self, before: list[int]) -> int | None:
+        """Return the number of the first point that has gained GAIN; None if none has."""
+        return next((n for n in range(len(self.right)) if self.gain(before, n).mean >= GAIN), None)
+
+
+def run(args: Any, data: Path, model: str, console: Console) -> dict[str, Any]:
+    """Run both sides with each learning rate, and examine them; return all figures."""
+    runs, seconds = list[tuple[str, float, Result]](), 0.0
+    for side in ("ours", "trl"):
+        for rate in args.learning_rate:
+            console.print(f"[bold]{side}, learning rate {rate:g}[/bold]", highlight=False)
+            given = Run(
+                model=model,
+                folder=str(data / f"{side}-{rate:g}"),
+                seed=args.seed,
+                learning_rate=rate,
+                seconds=seconds,
+                lora_rank=args.lora_rank,
+                lora_alpha=2 * args.lora_rank,
+                groups=args.groups,
+                attempts=8,
+                generation=args.generation,
+                micro_batch=args.micro_batch,
+            )
+            done = sides.ours(given, args.steps, console) if side == "ours" else sides.trl(given, console)
+            seconds = max(seconds, done.points[-1].seconds) if side == "ours" else seconds
+            runs.append((side, rate, done))
+    chosen = [spread(result.points, EVERY_S) for _, _, result in runs]
+    adapters = [point.adapter for points in chosen for point in points]
+    console.print(f"[dim]{args.questions} held-out tickets to the base model and {len(adapters)} adapters[/dim]")
+    before, *right = examined(model, data / "examination", adapters, args.questions)
+    entries = list[Examined]()
+    for (side, rate, result), points in zip(runs, chosen, strict=True):
+        own, right = right[: len(points)], right[len(points) :]
+        end = result.points[-1]
+        times, attempts = [point.seconds for point in points], [point.attempts for point in points]
+        speed = end.trained / end.seconds, end.tokens / end.seconds
+        entries.append(Examined(side, rate, result.peak_bytes, times, attempts, own, *speed))
+    return {
+        **report.circumstances(),
+        "seed": args.seed,
+        "model": Path(model).name,
+        "settings": {
+            name: getattr(args, name) for name in ("steps", "groups", "lora_rank", "micro_batch", "generation")
+        },
+        "before": before,
+        "runs": entries,
+    }
+
+
+def best(entries: Sequence[Examined], side: str, before: list[int]) -> Examined:
+    """Return the side's run with the best end."""
+    return max((entry for entry in entries if entry.side == side), key=lambda entry: entry.gain(before).mean)
+
+
+def faults_of(entries: Sequence[Examined], before: list[int]) -> list[str]:
+    """Return what does not hold."""
+    own, other = best(entries, "ours", before), best(entries, "trl", before)
+    first, second = own.reached(before), other.reached(before)
+    points = f"{GAIN:.0%} points"
+    if first is None:
+        return [f"ours did not gain {points}"]
+    took, theirs = own.seconds[first], other.seconds[-1 if second is None else second]
+    return present(
+        {
+            f"ours gained {points} in {took:.0f} s, TRL in {theirs:.0f} s": theirs < FASTER * took,
+            "TRL's held-out result is higher": stats.gain(own.right[-1], other.right[-1]).low > 0,
+        }
+    )
+
+
+def table_of(entries: Sequence[Examined], before: list[int]) -> Table:
+    """Return the table of all runs."""
+    table = Table(
+        "side", "learning rate", f"seconds to {GAIN:+.0%}", "attempts until then", "gain at the end", "seconds in all",
+        "answers trained on/s", "tokens/s", "peak, GiB",
+    )  # fmt: skip
+    for entry in entries:
+        number = entry.reached(before)
+        reached = ["-", "-"] if number is None else [f"{entry.seconds[number]:.0f}", f"{entry.attempts[number]:,}"]
+        gain = "{} ({})".format(*cells(entry.gain(before), "+"))
+        speed = [f"{entry.trained_per_s:.2f}", f"{entry.tokens_per_s:,.0f}"]
+        ends = [f"{entry.seconds[-1]:.0f}", *speed, f"{entry.peak_bytes / 2**30:.1f}"]
+        table.add_row(entry.side, f"{entry.learning_rate:g}", *reached, gain, *ends)
+    return table
+
+
+def main() -> int:
+    """Run the comparison."""
+    parser = parser_of(
+        "Learning beside TRL's GRPOTrainer.",
+        {
+            "--seed": {"type": int, "default": 0, "help": "of adapters, sampling and tickets"},
+            "--steps": {"type": int, "default": 20, "help": "ours; TRL trains for as many seconds"},
+            "--learning-rate": {"type": float, "action": "append", "help": "again for each further one [5e-5]"},
+            "--groups": {"type": int, "default": 12, "help": "tickets of a step, with eight answers each"},
+            "--lora-rank": {"type": int, "default": 16, "help": "of both; alpha is twice that"},
+            "--generation": {"choices": ("colocate", "transformers"), "default": "colocate", "help": "how TRL samples"},
+            "--micro-batch": {"type": int, "default": 8, "help": "answers of a forward and backward pass of TRL"},
+            "--questions": {"type": int, "default": 300, "help": "held-out tickets to each adapter"},
+            "--model": {"help": "base model: a folder [SmolLM2-135M-Instruct, fetched once]"},
+            "--data": {"type": Path, "help": "an empty folder for databases, adapters and logs, which then stay"},
+            "--json": {"type": Path, "help": "file for all figures [docs/results/trl-seed<seed>.json]"},
+        },
+    )
+    args = parser.parse_args()
+    args.learning_rate = args.learning_rate or [5e-5]
+    if not sides.TRL_PYTHON.exists():
+        parser.error(f"{sides.TRL_PYTHON} is missing: `make beside-trl` builds TRL's environment")
+    with opened("beside-trl", args.data, width=None) as (data, console):
+        model = args.model or str(fetch(MODELS["smollm2-135m"], "bfloat16", default_folder(), None, _phase(console)))
+        figures = run(args, data, model, console)
+    path = args.json or RESULTS / f"trl-seed{args.seed}.json"
+    entries, before = figures["runs"], figures["before"]
+    report.write(path, msgspec.to_builtins(figures))
+    console.print(table_of(entries, before))
+    console.print(str(path), highlight=False, soft_wrap=True)
+    return verdict(faults_of(entries, before), console)
+
+
+def _phase(console: Console) -> Any:
+    def phase(what: str) -> Any:
+        console.print(what)
+        return lambda: None
+
+    return phase
+
+
+if __name__ == "__main__":
+    sys.exit(main())
