@@ -92,13 +92,13 @@ all-unsloth: $(UNSLOTH_INSTALLED)
 test-gpu: $(GPU_INSTALLED)  ## What needs CUDA: the trainer's own checks on it
 	$(GPU)/bin/python -m pytest -m gpu --numprocesses 0 tests/unit/trainer $(TEST_ARGS)
 
-gpu: gpu-driver $(GPU_INSTALLED)  ## The runbook, where there are GPUs: plan, parity, tokens/s, pause, memory; GPU_ARGS="--model NAME", ...
-	$(GPU)/bin/python -m benchmarks.gpu $(GPU_ARGS)
+gpu: gpu-driver $(GPU_INSTALLED)  ## The runbook, where there are GPUs: plan, parity, tokens/s, pause, memory, three tasks; MODEL=NAME, GPU_ARGS="--task json", ...
+	$(GPU)/bin/python -m benchmarks.gpu $(if $(MODEL),--model $(MODEL)) $(GPU_ARGS)
 
 gpu-driver:
 	@python3 requirements/driver.py
 
-gpu-rehearsal: $(INSTALLED)  ## The same on the CPU with the starter model, as far as that goes: five minutes
+gpu-rehearsal: $(INSTALLED)  ## The same on the CPU with the starter model, as far as that goes: five minutes; GPU_ARGS="--task routing" learns one
 	$(BIN)/python -m benchmarks.gpu --rehearse $(GPU_ARGS)
 
 gpu-install: $(GPU_INSTALLED)  ## The environment of a GPU host, .venv-gpu: CUDA 13, a driver from 580 (docs/gpu.md)

@@ -1,8 +1,10 @@
 """The runbook: everything that only a GPU can prove, once, on the GPUs of this machine; one report at the end.
 
-For each model: the plan of memory beside the measured peaks, tokens a second, steps under load, the pause that serving
-feels, k3 between server and trainer, what the gate decided. And once: the trainer's own tests on CUDA. Exit 0 only if
-no request failed, every step ended, a version was promoted and the server answers at the end.
+For each model, with vLLM and the trainer on a card each, on one that they share, and with Unsloth where it is
+installed: the plan of memory beside the measured peaks, tokens a second, steps under load, the pause that serving
+feels, k3 between server and trainer, what the gate decided. Then the tasks of `benchmarks.real`. And once: the
+trainer's own tests on CUDA, and the share of the card's peak that a step uses. Exit 0 only if no request failed, every
+step ended, a version was promoted, the server answers at the end, and every task was learned.
 """
 
 import platform
@@ -16,12 +18,15 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.gpu.cards import cards
+from benchmarks.gpu.learning import learned, share_of_peak
 from benchmarks.gpu.report import write
 from benchmarks.gpu.scene import WHETSTONE, Scale, measure
+from benchmarks.gpu.variants import Variant, variants
 from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import opened
 from benchmarks.kit.options import parser_of
 from benchmarks.kit.process import ROOT
+from benchmarks.real.tasks import TASKS
 from requirements import driver
 from whetstone.config.settings import STARTER, SettingsError
 from whetstone.stack.supervisor import StartFailed
@@ -33,6 +38,11 @@ FULL = Scale(steps=4, seconds=30.0, connections=64, groups=16, patience_s=3600.0
 REHEARSAL = Scale(steps=1, seconds=3.0, connections=4, groups=4, patience_s=300.0)
 
 
+TASKS_OF_ALL = ("routing", "json", "agent")
+"""The tasks that are learned where none is named."""
+REHEARSED_TASK = ("--steps", "1", "--questions", "16")
+REHEARSED_LESSONS = ("--lessons", "1")
+REHEARSED_SHAPE = ("--shapes", "tiny", "--device", "cpu", "--groups", "1", "--prompt", "64", "--answer", "32")
 REHEARSED_CARD = ("--device-gb", "24", "--shared")
 """What a plan is made for where there is no GPU."""
 
@@ -81,24 +91,49 @@ def own_tests() -> tuple[dict[str, Any], list[str]]:
 
 
 def run(models: list[str], scale: Scale, data: Path, console: Console, *, rehearse: bool) -> dict[str, Any]:
-    """Measure the models one after the other; return the report."""
+    """Measure the models one after the other, each in all ways; return the report."""
     report: dict[str, Any] = {"faults": [], "environment": environment()}
     if rehearse:
         report["rehearsal"] = {"without a GPU": "figures are a CPU's, and the trainer's tests on CUDA were not run"}
     else:
         report["tests on CUDA"], faults = own_tests()
         report["faults"] += faults
+    here = [] if rehearse else cards()
+    shapes, name = (REHEARSED_SHAPE, None) if rehearse else ((), here[0].name)
+    report["share of peak"], faults = share_of_peak(data, name, shapes)
+    report["faults"] += faults
     for number, model in enumerate(models):
-        console.print(f"[bold]{model}[/bold]", highlight=False)
-        try:
-            measured = measure(data / str(number), model, scale, console, REHEARSED_CARD if rehearse else ())
-        except (SettingsError, StartFailed) as error:
-            report[model] = {"does not start": str(error)}
-            report["faults"].append(f"{model} does not start: {error}")
-            continue
-        report[model] = measured.figures
-        report["faults"] += [f"{model}: {fault}" for fault in measured.faults]
+        for variant in variants(here):
+            with variant.chosen():
+                _measure(report, model, variant, scale, data / f"{number}-{variant.name}", console, rehearse=rehearse)
     return report
+
+
+def _measure(
+    report: dict[str, Any], model: str, variant: Variant, scale: Scale, data: Path, console: Console, *, rehearse: bool
+) -> None:
+    """Measure a model in one way, and add it to the report."""
+    title = f"{model}, {variant.name}"
+    console.print(f"[bold]{title}[/bold]", highlight=False)
+    planned_for = REHEARSED_CARD if rehearse else ()
+    try:
+        measured = measure(data, model, scale, console, planned_for, variant.settings)
+    except (SettingsError, StartFailed) as error:
+        report[title] = {"does not start": str(error)}
+        report["faults"].append(f"{title} does not start: {error}")
+        return
+    report[title] = measured.figures
+    report["faults"] += [f"{title}: {fault}" for fault in measured.faults]
+
+
+def learn(report: dict[str, Any], tasks: list[str], model: str, folder: Path, data: Path, *, rehearse: bool) -> None:
+    """Let a model learn the tasks, and add them to the report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for task in tasks:
+        short = [*REHEARSED_TASK, *(REHEARSED_LESSONS if TASKS[task].lessons else ())] if rehearse else []
+        report[f"{model}, task {task}"], faults = learned(task, model, folder, data / task, short)
+        # One step need not raise the reward.
+        report["faults"] += [f"{model}, {fault}" for fault in faults if not (rehearse and "did not rise" in fault)]
 
 
 def main() -> int:
@@ -111,6 +146,11 @@ def main() -> int:
             "--seconds": {"type": float, "help": f"of each measurement of speed [{FULL.seconds:.0f}]"},
             "--connections": {"type": int, "help": f"most requests at once [{FULL.connections}]"},
             "--rehearse": {"action": "store_true", "help": "on the CPU with the starter model, as far as that goes"},
+            "--task": {
+                "action": "append",
+                "choices": tuple(TASKS),
+                "help": f"to be learned, again for each further one [{', '.join(TASKS_OF_ALL)}; rehearsing none]",
+            },
             "--report": {"type": Path, "default": Path("data/gpu"), "help": "folder of report.json and report.md"},
             "--data": {"type": Path, "help": "an empty folder for databases, adapters and logs, which then stay"},
         },
@@ -125,6 +165,10 @@ def main() -> int:
         began = time.monotonic()
         models = args.model or [str(STARTER) if args.rehearse else fetched(SMALL)]
         report = run(models, scale, data, console, rehearse=args.rehearse)
+        tasks = args.task or ([] if args.rehearse else list(TASKS_OF_ALL))
+        # The starter model plays games and cannot read a ticket.
+        for number, model in enumerate(args.model or ([fetched(SMALL)] if tasks else [])):
+            learn(report, tasks, model, args.report / str(number), data / f"tasks-{number}", rehearse=args.rehearse)
         report["seconds"] = {"in all": time.monotonic() - began}
         for path in write(args.report, report):
             console.print(str(path), highlight=False, soft_wrap=True)

@@ -30,6 +30,8 @@ CONTEXT_MIB = 614
 """CUDA's own memory of a process that computes: the plan's 0.6 GiB. Stated: nvidia-smi counts it, torch does not."""
 MOST_RATIO = 1.15
 """A plan that is exceeded by more is a fault; what stays below it is only shown."""
+MOST_K3 = 2.0
+NONE: Mapping[str, Any] = {}
 STEPS = """SELECT step, state, version_in, version_out, trajectories, sampled_tokens, read_tokens, seconds,
     tokens_per_s, mismatch_k3, kl, grad_norm, phases, error, created_at, ended_at FROM admin_steps ORDER BY step"""
 GATE = "SELECT version, test, decision, reason, figures FROM admin_gate_results ORDER BY created_at"
@@ -59,8 +61,9 @@ class ModelReport:
     faults: list[str] = field(default_factory=list)
 
 
-def settings_of(data: Path, model: str, scale: Scale) -> Settings:
-    """Return the settings of the environment and of whetstone.toml, but for those that the run itself needs."""
+def settings_of(data: Path, model: str, scale: Scale, chosen: Mapping[str, Any]) -> Settings:
+    """Return the settings of the environment and of whetstone.toml, but for `chosen` ones and those that the run itself
+    needs."""
     return load(
         data=data,
         model=model,
@@ -68,6 +71,7 @@ def settings_of(data: Path, model: str, scale: Scale) -> Settings:
         proxy__max_wait_s=scale.patience_s,
         trainer__groups_per_step=scale.groups,
         trainer__max_groups_per_step=2 * scale.groups,
+        **chosen,
     )
 
 
@@ -102,8 +106,27 @@ def compared(plan: Mapping[str, Any], peaks: Mapping[str, Peak]) -> list[dict[st
     ]
 
 
-def measure(data: Path, model: str, scale: Scale, console: Console, planned_for: Sequence[str] = ()) -> ModelReport:
-    """Plan, start, serve, train, stop. `planned_for`: options of `whetstone doctor --memory`.
+def unlike_parents(decisions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the versions whose k3 between server and trainer is more than MOST_K3 times their parent's on the same
+    tokens."""
+    faults = []
+    for row in decisions:
+        figures = row["figures"] or {}
+        k3, parent = figures.get("k3"), figures.get("parent_k3")
+        if row["decision"] == "pass" and k3 and parent and k3 > MOST_K3 * parent:
+            faults.append(f"version {row['version']}: k3 {k3:.2g}, its parent {parent:.2g} on the same tokens")
+    return faults
+
+
+def measure(
+    data: Path,
+    model: str,
+    scale: Scale,
+    console: Console,
+    planned_for: Sequence[str] = (),
+    chosen: Mapping[str, Any] = NONE,
+) -> ModelReport:
+    """Plan, start, serve, train, stop. `planned_for`: options of `whetstone doctor --memory`; `chosen`: settings.
 
     Raises:
         SettingsError, StartFailed: the stack does not come up.
@@ -115,7 +138,7 @@ def measure(data: Path, model: str, scale: Scale, console: Console, planned_for:
         lines.append(line)
         console.print(f"[dim]{line}[/dim]", highlight=False)
 
-    settings, began = settings_of(data, model, scale), time.monotonic()
+    settings, began = settings_of(data, model, scale, chosen), time.monotonic()
     with running(settings, say) as stack:
         report.figures["start"] = {"seconds until it serves": time.monotonic() - began, "output": "\n".join(lines)}
         peaks = Peaks(lambda: _pids(stack))
@@ -188,7 +211,8 @@ async def _train(stack: Stack, scale: Scale, report: ModelReport, console: Conso
     report.figures["seconds by phase"] = [{"step": step["step"], **(step["phases"] or {})} for step in steps]
     report.figures["serving during steps"] = [_felt(step, load.answers) for step in steps if step["ended_at"]]
     report.figures["parity, k3 in nats a token"] = _sql(settings, PARITY)
-    report.figures["decisions of the gate"] = _sql(settings, GATE)
+    report.figures["decisions of the gate"] = decisions = _sql(settings, GATE)
+    report.faults += unlike_parents(decisions)
     report.figures["afterwards"] = await _answers(stack, store, report)
 
 

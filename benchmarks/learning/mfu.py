@@ -7,12 +7,14 @@ recomputed layers and tokens that are read twice count nothing.
 """
 
 import argparse
+import json
 import math
 import random
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -87,43 +89,52 @@ def main() -> None:
             "--budget": {"type": int, "default": 16_384, "help": "trainer.micro_batch_tokens"},
             "--attention": {"default": "auto", "choices": ["auto", "segments", "dense", "flex"]},
             "--repeats": {"type": int, "default": 5},
-            "--peak-tflops": {"type": float, "default": 989, "help": "the device's, dense bf16 [H100, H200]"},
+            "--peak-tflops": {"type": float, "help": "the device's, dense bf16 (H100, H200: 989); without it no MFU"},
+            "--json": {"type": Path, "help": "file for the figures, an object for each shape"},
         },
         argparse.RawDescriptionHelpFormatter,
     )
     chosen = parser.parse_args()
-    table = Table("shape", "read", "sampled", "s a step", "read/s", "sampled/s", "TFLOPS", "MFU", "peak MiB")
-    for shape in chosen.shapes:
-        fields = dict(zip(FIELDS, SHAPES[shape], strict=True))
-        config = Qwen2Config(**fields, max_position_embeddings=32_768)
-        rows = rows_of(chosen.groups, chosen.prompt, chosen.answer, config.vocab_size)
-        settings = TrainerSettings(
-            device=chosen.device, micro_batch_tokens=chosen.budget, attention=chosen.attention, measure_kl=False
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-            learner = Learner.fresh(Path(folder), settings, seed=0)
-        with Peak(chosen.device) as peak:
-            figures = learner.step(rows, 0)  # compiles, and warms up
-        seconds = []
-        for _ in range(chosen.repeats):
-            began = time.perf_counter()
-            learner.step(rows, 0)
-            seconds.append(time.perf_counter() - began)
-        median = statistics.median(seconds)
-        tflops = model_flops(config, chosen.groups, chosen.prompt, chosen.answer) / median / 1e12
-        table.add_row(
-            shape,
-            f"{figures.read_tokens:,}",
-            f"{figures.sampled_tokens:,}",
-            f"{median:.2f}",
-            f"{figures.read_tokens / median:,.0f}",
-            f"{figures.sampled_tokens / median:,.0f}",
-            f"{tflops:.1f}",
-            f"{tflops / chosen.peak_tflops:.1%}",
-            f"{peak.mib:,.0f}",
-        )
+    figures = [measured(shape, chosen) for shape in chosen.shapes]
+    if chosen.json:
+        chosen.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    table = Table(*figures[0])
+    for row in figures:
+        table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
+
+
+def measured(shape: str, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of a shape."""
+    fields = dict(zip(FIELDS, SHAPES[shape], strict=True))
+    config = Qwen2Config(**fields, max_position_embeddings=32_768)
+    rows = rows_of(chosen.groups, chosen.prompt, chosen.answer, config.vocab_size)
+    settings = TrainerSettings(
+        device=chosen.device, micro_batch_tokens=chosen.budget, attention=chosen.attention, measure_kl=False
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+        learner = Learner.fresh(Path(folder), settings, seed=0)
+    with Peak(chosen.device) as peak:
+        figures = learner.step(rows, 0)  # compiles, and warms up
+    seconds = []
+    for _ in range(chosen.repeats):
+        began = time.perf_counter()
+        learner.step(rows, 0)
+        seconds.append(time.perf_counter() - began)
+    median = statistics.median(seconds)
+    tflops = model_flops(config, chosen.groups, chosen.prompt, chosen.answer) / median / 1e12
+    return {
+        "shape": shape,
+        "read": figures.read_tokens,
+        "sampled": figures.sampled_tokens,
+        "s a step": median,
+        "read/s": figures.read_tokens / median,
+        "sampled/s": figures.sampled_tokens / median,
+        "TFLOPS": tflops,
+        **({"MFU": tflops / chosen.peak_tflops} if chosen.peak_tflops else {}),
+        "peak MiB": peak.mib,
+    }
 
 
 if __name__ == "__main__":

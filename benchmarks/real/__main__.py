@@ -25,13 +25,14 @@ from benchmarks.real.progress import Plan, Progress, begun
 from benchmarks.real.tasks import TASKS, Task
 from benchmarks.real.training import Training, line_of, upstreams_of
 from whetstone.config.settings import SettingsError, load
+from whetstone.memory.devices import cards
 from whetstone.models.catalog import MODELS
 from whetstone.models.download import default_folder, fetch
 from whetstone.stack.stack import running
 
 MODEL = "smollm2-135m"
 MICRO_BATCH_TOKENS = 1024
-"""Activations take about 2 MB a token: with the default they would be 6 GB, which a small machine lacks beside vLLM."""
+"""On a CPU: activations take about 2 MB a token, with the default 6 GB, which a small machine lacks beside vLLM."""
 RESULTS = ROOT / "docs" / "results"
 
 
@@ -50,8 +51,9 @@ def run(data: Path, task: Task, progress: Progress, console: Console) -> dict[st
             "seed": plan.seed,
             "upstreams": upstreams,
             "proxy__port": 0,
-            "trainer__micro_batch_tokens": MICRO_BATCH_TOKENS,
         }
+        if not cards():
+            given["trainer__micro_batch_tokens"] = MICRO_BATCH_TOKENS
         settings = load(environment={}, **given, **plan.settings)
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack:
             policy = LearningPolicy(stack, task.app, line_of, console)

@@ -1,6 +1,7 @@
 """The runbook for GPUs, as far as a machine without one goes: what it computes, and its rehearsal."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 
 from benchmarks.gpu import cards
 from benchmarks.gpu.cards import Card, Peak
+from benchmarks.gpu.learning import peak_of, summary
 from benchmarks.gpu.load import Answer, first_token_s, longest_silence_s, reward_of, tokens_per_s
 from benchmarks.gpu.report import markdown, write
-from benchmarks.gpu.scene import CONTEXT_MIB, compared
+from benchmarks.gpu.scene import CONTEXT_MIB, compared, unlike_parents
+from benchmarks.gpu.variants import Variant, variants
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = [sys.executable, "-m", "benchmarks.gpu"]
@@ -36,8 +39,10 @@ def test_a_rehearsal_measures_all_that_a_cpu_can(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    (model,) = [name for name in report if name.endswith("starter")]
+    (model,) = [name for name in report if name.endswith("starter, without a GPU")]
     figures = report[model]
+    (shape,) = report["share of peak"]
+    assert shape["shape"] == "tiny" and shape["TFLOPS"] > 0 and "MFU" not in shape
     assert report["faults"] == [] and figures["afterwards"]["status"] == 200
     assert all(row["tokens/s"] > 0 for row in figures["serving alone"])
     (step,) = figures["steps"]
@@ -46,6 +51,20 @@ def test_a_rehearsal_measures_all_that_a_cpu_can(tmp_path: Path) -> None:
     assert {row["part"] for row in figures["most memory, MiB"]} >= {"vllm", "trainer", "proxy"}
     assert all(row["host_mib"] > 0 for row in figures["most memory, MiB"])
     assert "**It holds.**" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(1800)
+@pytest.mark.long(part="real")
+def test_a_rehearsal_learns_a_task_where_one_is_named(smollm2: Path, tmp_path: Path) -> None:
+    command = [*RUNBOOK, "--rehearse", "--model", str(smollm2), "--task", "routing", "--report", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    task = report[f"{smollm2}, task routing"]
+    assert [row["measured"] for row in task["held out"]] == ["before", "after"]
+    assert task["median step, seconds by phase"]["train"] > 0
+    assert json.loads((tmp_path / "0" / "routing.json").read_text())["steps"][0]["state"] == "promoted"
 
 
 def answer(began_at: float, *events_at: float, tokens: int) -> Answer:
@@ -79,6 +98,55 @@ def test_cards_and_the_memory_of_processes_are_those_that_nvidia_smi_names(tmp_p
     assert cards.cards(smi) == [Card(0, "NVIDIA L4", 23034), Card(1, "NVIDIA L4", 23034)]
     assert cards.used_mib(smi) == {12: 1000}
     assert cards.cards(program(tmp_path, "exit 9")) == [] and cards.used_mib(str(tmp_path / "nothing")) == {}
+
+
+def test_a_machine_is_used_as_up_would_and_with_one_card_and_with_unsloth(tmp_path: Path) -> None:
+    one, two = Card(0, "NVIDIA L4", 23034), Card(3, "NVIDIA L4", 23034)
+    nothing = tmp_path / "python"
+    assert [variant.cards for variant in variants([], nothing)] == [()]
+    assert [variant.cards for variant in variants([one], nothing)] == [(0,)]
+    assert [variant.cards for variant in variants([one, two], nothing)] == [(0, 3), (0,)]
+    nothing.touch()
+    first, second, unsloth = variants([one, two], nothing)
+    assert (first.name, second.name, unsloth.cards) == ("a card each", "one card shared", (0, 3))
+    assert unsloth.settings == {"trainer__backend": "unsloth", "trainer__python": nothing}
+
+
+def test_a_variant_shows_its_cards_for_as_long_as_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with Variant("some", (1, 2)).chosen():
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with Variant("all").chosen():
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("card", "peak"),
+    [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA L4", 121), ("NVIDIA L40S", 362), ("NVIDIA A100-SXM4-80GB", 312),
+     ("NVIDIA GeForce RTX 4090", 165), ("Tesla T4", None)],
+)  # fmt: skip
+def test_a_cards_peak_is_found_by_its_name(card: str, peak: float | None) -> None:
+    assert peak_of(card) == peak
+
+
+def test_a_version_further_from_the_trainer_than_twice_its_parent_is_a_fault() -> None:
+    near = {"version": 1, "decision": "pass", "figures": {"k3": 0.002, "parent_k3": 0.001}}
+    far = {"version": 2, "decision": "pass", "figures": {"k3": 0.0021, "parent_k3": 0.001}}
+    other = {"version": 2, "decision": "pass", "figures": {"mean": 0.5}}
+    assert unlike_parents([near, far, other]) == ["version 2: k3 0.0021, its parent 0.001 on the same tokens"]
+
+
+def test_a_tasks_summary_has_what_was_measured_and_where_a_step_spends_its_time() -> None:
+    steps = [{"kind": "grpo", "phases": {"train": seconds, "probe": 1.0}} for seconds in (2.0, 4.0, 9.0)]
+    measured = {"before": {"share": [0.1, 0.0, 0.2]}, "after": {"share": [0.5, 0.4, 0.6], "gain": [0.4, 0.3, 0.5]}}
+    found = summary({"steps": [{"kind": "sft"}, *steps], "measured": measured, "seconds": {"after": 60.0}})
+    assert found["held out"] == [
+        {"measured": "before", "share": 0.1},
+        {"measured": "after", "share": 0.5, "gain": 0.4, "from": 0.3, "to": 0.5},
+    ]
+    assert list(found["median step, seconds by phase"].items()) == [("train", 4.0), ("probe", 1.0)]
 
 
 PLAN: dict[str, Any] = {

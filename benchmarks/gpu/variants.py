@@ -1,0 +1,51 @@
+"""List the ways in which a model is run: vLLM and the trainer on two cards, on one that they share, with Unsloth."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.cards import Card
+from benchmarks.kit.process import ROOT
+
+UNSLOTH_PYTHON = ROOT / ".venv-gpu-unsloth" / "bin" / "python"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way."""
+
+    name: str
+    cards: tuple[int, ...] = ()
+    """By their numbers in nvidia-smi; none: what the machine has."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Besides the environment's."""
+
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Let the programs that are started meanwhile see only its cards."""
+        before = os.environ.get(VISIBLE)
+        if self.cards:
+            os.environ[VISIBLE] = ",".join(map(str, self.cards))
+        try:
+            yield
+        finally:
+            os.environ.pop(VISIBLE, None)
+            if before is not None:
+                os.environ[VISIBLE] = before
+
+
+def variants(cards: Sequence[Card], unsloth: Path = UNSLOTH_PYTHON) -> list[Variant]:
+    """Return the ways for these cards; the first is what `up` would do. With Unsloth where its environment is there."""
+    if not cards:
+        return [Variant("without a GPU")]
+    numbers = tuple(card.number for card in cards)
+    found = [Variant("a card each", numbers[:2])] if len(numbers) > 1 else []
+    found.append(Variant("one card shared", numbers[:1]))
+    if unsloth.exists():
+        settings = {"trainer__backend": "unsloth", "trainer__python": unsloth}
+        found.append(Variant(f"{found[0].name}, Unsloth", found[0].cards, settings))
+    return found
