@@ -40,7 +40,7 @@ SETTINGS = ("steps", "groups", "lora_rank", "micro_batch", "generation")
 RESULTS = ROOT / "docs" / "results"
 
 
-class Examined(msgspec.Struct):
+class Outcome(msgspec.Struct):
     """A run with its examined points."""
 
     side: str
@@ -90,13 +90,13 @@ def run(args: Any, data: Path, model: str, console: Console) -> dict[str, Any]:
     adapters = [point.adapter for points in chosen for point in points]
     console.print(f"[dim]{args.questions} held-out tickets to the base model and {len(adapters)} adapters[/dim]")
     before, *right = examined(model, data / "examination", adapters, args.questions)
-    entries = list[Examined]()
+    entries = list[Outcome]()
     for (side, rate, result), points in zip(runs, chosen, strict=True):
         own, right = right[: len(points)], right[len(points) :]
         end = result.points[-1]
         times, attempts = [point.seconds for point in points], [point.attempts for point in points]
         speed = end.trained / end.seconds, end.tokens / end.seconds
-        entries.append(Examined(side, rate, result.peak_bytes, times, attempts, own, *speed))
+        entries.append(Outcome(side, rate, result.peak_bytes, times, attempts, own, *speed))
     return {
         **report.circumstances(),
         "seed": args.seed,
@@ -109,12 +109,12 @@ def run(args: Any, data: Path, model: str, console: Console) -> dict[str, Any]:
     }
 
 
-def best(entries: Sequence[Examined], side: str, before: list[int]) -> Examined:
+def best(entries: Sequence[Outcome], side: str, before: list[int]) -> Outcome:
     """Return the side's run with the best end."""
     return max((entry for entry in entries if entry.side == side), key=lambda entry: entry.gain(before).mean)
 
 
-def faults_of(entries: Sequence[Examined], before: list[int]) -> list[str]:
+def faults_of(entries: Sequence[Outcome], before: list[int]) -> list[str]:
     """Return what does not hold."""
     own, other = best(entries, "ours", before), best(entries, "trl", before)
     first, second = own.reached(before), other.reached(before)
@@ -130,7 +130,7 @@ def faults_of(entries: Sequence[Examined], before: list[int]) -> list[str]:
     )
 
 
-def table_of(entries: Sequence[Examined], before: list[int]) -> Table:
+def table_of(entries: Sequence[Outcome], before: list[int]) -> Table:
     """Return the table of all runs."""
     table = Table(
         "side", "learning rate", f"seconds to {GAIN:+.0%}", "attempts until then", "gain at the end", "seconds in all",

@@ -57,7 +57,7 @@ def summary(figures: dict[str, Any]) -> dict[str, Any]:
     phases = {name for step in steps for name in step.get("phases", {})}
     medians = {name: statistics.median(step.get("phases", {}).get(name, 0.0) for step in steps) for name in phases}
     measured = [
-        {"measured": stage, "share": found["share"][0], **_gain(found)} for stage, found in figures["measured"].items()
+        {"measured": stage, "share": entry["share"][0], **_gain(entry)} for stage, entry in figures["measured"].items()
     ]
     return {
         "held out": measured,

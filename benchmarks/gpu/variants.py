@@ -43,9 +43,9 @@ def variants(cards: Sequence[Card], unsloth: Path = UNSLOTH_PYTHON) -> list[Vari
     if not cards:
         return [Variant("without a GPU")]
     numbers = tuple(card.number for card in cards)
-    found = [Variant("a card each", numbers[:2])] if len(numbers) > 1 else []
-    found.append(Variant("one card shared", numbers[:1]))
+    ways = [Variant("a card each", numbers[:2])] if len(numbers) > 1 else []
+    ways.append(Variant("one card shared", numbers[:1]))
     if unsloth.exists():
         settings = {"trainer__backend": "unsloth", "trainer__python": unsloth}
-        found.append(Variant(f"{found[0].name}, Unsloth", found[0].cards, settings))
-    return found
+        ways.append(Variant(f"{ways[0].name}, Unsloth", ways[0].cards, settings))
+    return ways

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.beside_trl.__main__ import Examined, best, faults_of, table_of
+from benchmarks.beside_trl.__main__ import Outcome, best, faults_of, table_of
 from benchmarks.beside_trl.examination import spread
 from benchmarks.beside_trl.run import Point
 
@@ -39,9 +39,9 @@ def right(count: int) -> list[int]:
     return [1] * count + [0] * (QUESTIONS - count)
 
 
-def entry(side: str, seconds: list[float], *counts: int, rate: float = 5e-5) -> Examined:
+def entry(side: str, seconds: list[float], *counts: int, rate: float = 5e-5) -> Outcome:
     """A run whose points answer so many tickets right."""
-    return Examined(side, rate, 2**31, seconds, [96] * len(seconds), [right(count) for count in counts], 1.0, 100.0)
+    return Outcome(side, rate, 2**31, seconds, [96] * len(seconds), [right(count) for count in counts], 1.0, 100.0)
 
 
 def test_twice_as_fast_and_not_worse_holds() -> None:
@@ -58,7 +58,7 @@ def test_twice_as_fast_and_not_worse_holds() -> None:
         (entry("ours", [60], 25), entry("trl", [60, 240], 5, 60), "TRL's held-out result is higher"),
     ],
 )
-def test_each_fault_is_named(ours: Examined, trl: Examined, fault: str) -> None:
+def test_each_fault_is_named(ours: Outcome, trl: Outcome, fault: str) -> None:
     (named,) = faults_of([ours, trl], BEFORE)
     assert fault in named
 

@@ -127,7 +127,7 @@ def test_a_variant_shows_its_cards_for_as_long_as_it_is_chosen(monkeypatch: pyte
     [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA L4", 121), ("NVIDIA L40S", 362), ("NVIDIA A100-SXM4-80GB", 312),
      ("NVIDIA GeForce RTX 4090", 165), ("Tesla T4", None)],
 )  # fmt: skip
-def test_a_cards_peak_is_found_by_its_name(card: str, peak: float | None) -> None:
+def test_a_cards_peak_is_looked_up_by_its_name(card: str, peak: float | None) -> None:
     assert peak_of(card) == peak
 
 
@@ -141,12 +141,12 @@ def test_a_version_further_from_the_trainer_than_twice_its_parent_is_a_fault() -
 def test_a_tasks_summary_has_what_was_measured_and_where_a_step_spends_its_time() -> None:
     steps = [{"kind": "grpo", "phases": {"train": seconds, "probe": 1.0}} for seconds in (2.0, 4.0, 9.0)]
     measured = {"before": {"share": [0.1, 0.0, 0.2]}, "after": {"share": [0.5, 0.4, 0.6], "gain": [0.4, 0.3, 0.5]}}
-    found = summary({"steps": [{"kind": "sft"}, *steps], "measured": measured, "seconds": {"after": 60.0}})
-    assert found["held out"] == [
+    summarised = summary({"steps": [{"kind": "sft"}, *steps], "measured": measured, "seconds": {"after": 60.0}})
+    assert summarised["held out"] == [
         {"measured": "before", "share": 0.1},
         {"measured": "after", "share": 0.5, "gain": 0.4, "from": 0.3, "to": 0.5},
     ]
-    assert list(found["median step, seconds by phase"].items()) == [("train", 4.0), ("probe", 1.0)]
+    assert list(summarised["median step, seconds by phase"].items()) == [("train", 4.0), ("probe", 1.0)]
 
 
 PLAN: dict[str, Any] = {
