@@ -18,6 +18,7 @@ from rich.console import Console
 from benchmarks.gpu.cards import Peak, Peaks
 from benchmarks.gpu.load import ANSWER_TOKENS, Answer, Load, first_token_s, longest_silence_s, tokens_per_s
 from benchmarks.kit.process import ROOT
+from trainer.domain.parity import SMALLEST_K3
 from whetstone.config.settings import Settings, as_environment, load
 from whetstone.database.engine import connect
 from whetstone.registry.projects import Store
@@ -107,14 +108,14 @@ def compared(plan: Mapping[str, Any], peaks: Mapping[str, Peak]) -> list[dict[st
 
 
 def unlike_parents(decisions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the versions whose k3 between server and trainer is more than MOST_K3 times their parent's on the same
-    tokens."""
+    """Return the versions whose k3 between server and trainer is more than MOST_K3 times their parent's, and large
+    enough to matter."""
     faults = []
     for row in decisions:
         figures = row["figures"] or {}
         k3, parent = figures.get("k3"), figures.get("parent_k3")
-        if row["decision"] == "pass" and k3 and parent and k3 > MOST_K3 * parent:
-            faults.append(f"version {row['version']}: k3 {k3:.2g}, its parent {parent:.2g} on the same tokens")
+        if row["decision"] == "pass" and k3 and parent and k3 > max(MOST_K3 * parent, SMALLEST_K3):
+            faults.append(f"version {row['version']}: k3 {k3:.2g} nats a token, its parent {parent:.2g}")
     return faults
 
 

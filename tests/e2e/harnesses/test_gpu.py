@@ -134,8 +134,9 @@ def test_a_cards_peak_is_looked_up_by_its_name(card: str, peak: float | None) ->
 def test_a_version_further_from_the_trainer_than_twice_its_parent_is_a_fault() -> None:
     near = {"version": 1, "decision": "pass", "figures": {"k3": 0.002, "parent_k3": 0.001}}
     far = {"version": 2, "decision": "pass", "figures": {"k3": 0.0021, "parent_k3": 0.001}}
+    tiny = {"version": 3, "decision": "pass", "figures": {"k3": 1e-9, "parent_k3": 1e-12}}
     other = {"version": 2, "decision": "pass", "figures": {"mean": 0.5}}
-    assert unlike_parents([near, far, other]) == ["version 2: k3 0.0021, its parent 0.001 on the same tokens"]
+    assert unlike_parents([near, far, tiny, other]) == ["version 2: k3 0.0021 nats a token, its parent 0.001"]
 
 
 def test_a_tasks_summary_has_what_was_measured_and_where_a_step_spends_its_time() -> None:
