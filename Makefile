@@ -190,7 +190,7 @@ clients: $(INSTALLED)  ## Run the clients that people use, and write docs/client
 steps: $(TRL_INSTALLED)  ## How fast a step computes, beside TRL: STEPS_ARGS="--turns 8", "--device cuda", ...
 	$(TRL)/bin/python -W ignore -m benchmarks.learning.step $(STEPS_ARGS)
 
-beside-trl: $(TRL_INSTALLED)  ## How fast SmolLM2-135M learns a task, beside TRL's GRPOTrainer: half an hour; BESIDE_TRL_ARGS="--seed 1 --learning-rate 1e-4"
+beside-trl: $(TRL_INSTALLED)  ## How fast SmolLM2-135M learns a task, beside TRL's GRPOTrainer: most of an hour; BESIDE_TRL_ARGS="--seed 1 --learning-rate 1e-4"
 	$(BIN)/python -m benchmarks.beside_trl $(BESIDE_TRL_ARGS)
 
 docs: $(INSTALLED)  ## Write the pages that are made from the code

@@ -1,12 +1,13 @@
 """Compare learning with TRL's GRPOTrainer: the same model, LoRA, batch, task, seeds and machine, generation included.
 
 Both learn to route the tickets of examples/tickets with SmolLM2-135M-Instruct: ours from an app's thumbs through the
-whole stack, for so many steps; TRL in its fastest way that runs here, for as many seconds. The adapters of both, the
-last of each minute, are asked the same held-out tickets by the same vLLM. Each side takes the given learning rates, one
-after the other; the one with the best end counts. Exit 0 only if ours gains GAIN points in at most half of TRL's time
-and its held-out result is not lower.
+whole stack, for so many steps; TRL for as many seconds, with each way to sample that runs here. The adapters of both,
+the last of each minute, are asked the same held-out tickets by the same vLLM. Each side takes the given learning rates,
+one after the other; of a side's runs the one with the best end counts. Exit 0 only if ours gains GAIN points in at most
+half of TRL's time, and TRL's held-out result is not higher with certainty.
 """
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.beside_trl import sides
-from benchmarks.beside_trl.examination import examined, spread
-from benchmarks.beside_trl.run import Run
+from benchmarks.beside_trl.examination import examine, last_of_each
+from benchmarks.beside_trl.run import Generation, Run
 from benchmarks.beside_trl.sides import Result
 from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import opened, present
@@ -27,15 +28,19 @@ from benchmarks.kit.process import ROOT
 from benchmarks.learning.policy import cells
 from benchmarks.real import report
 from whetstone.domain import stats
+from whetstone.memory.devices import cards
 from whetstone.models.catalog import MODELS
 from whetstone.models.download import default_folder, fetch
 
+GENERATIONS: tuple[Generation, ...] = ("colocate", "transformers")
+ATTEMPTS = 8
+"""Answers to each ticket."""
 GAIN = 0.20
 """Held-out accuracy above the base model's, as a share: how fast a side is."""
 FASTER = 2.0
 EVERY_S = 60.0
 """One adapter of so many seconds is examined."""
-SETTINGS = ("steps", "groups", "lora_rank", "micro_batch", "generation")
+SETTINGS = ("steps", "groups", "lora_rank", "micro_batch")
 """Options that are settings of the runs."""
 RESULTS = ROOT / "docs" / "results"
 
@@ -66,77 +71,92 @@ class Outcome(msgspec.Struct):
 
 def run(args: Any, data: Path, model: str, console: Console) -> dict[str, Any]:
     """Run both sides with each learning rate, and examine them; return all figures."""
-    runs, seconds = list[tuple[str, float, Result]](), 0.0
-    for side in ("ours", "trl"):
-        for rate in args.learning_rate:
-            console.print(f"[bold]{side}, learning rate {rate:g}[/bold]", highlight=False)
-            given = Run(
-                model=model,
-                folder=str(data / f"{side}-{rate:g}"),
-                seed=args.seed,
-                learning_rate=rate,
-                seconds=seconds,
-                lora_rank=args.lora_rank,
-                lora_alpha=2 * args.lora_rank,
-                groups=args.groups,
-                attempts=8,
-                generation=args.generation,
-                micro_batch=args.micro_batch,
-            )
-            done = sides.ours(given, args.steps, console) if side == "ours" else sides.trl(given, console)
-            seconds = max(seconds, done.points[-1].seconds) if side == "ours" else seconds
-            runs.append((side, rate, done))
-    chosen = [spread(result.points, EVERY_S) for _, _, result in runs]
-    adapters = [point.adapter for points in chosen for point in points]
+    runs, seconds = list[tuple[Run, Result]](), 0.0
+    ways: list[Generation | None] = [None, *(args.generation or GENERATIONS)]
+    for number, (way, rate) in enumerate(itertools.product(ways, args.learning_rate)):
+        console.print(f"[bold]{_side(way)}, learning rate {rate:g}[/bold]", highlight=False)
+        given = Run(
+            model=model,
+            folder=str(data / str(number)),
+            seed=args.seed,
+            learning_rate=rate,
+            seconds=seconds,
+            lora_rank=args.lora_rank,
+            lora_alpha=2 * args.lora_rank,
+            groups=args.groups,
+            attempts=ATTEMPTS,
+            micro_batch=args.micro_batch,
+            generation=way,
+        )
+        done = sides.trl(given, console) if way else sides.ours(given, args.steps, console)
+        if way is None:
+            seconds = max(seconds, done.points[-1].seconds)
+        runs.append((given, done))
+    points = [last_of_each(done.points, EVERY_S) for _, done in runs]
+    adapters = [point.adapter for some in points for point in some]
     console.print(f"[dim]{args.questions} held-out tickets to the base model and {len(adapters)} adapters[/dim]")
-    before, *right = examined(model, data / "examination", adapters, args.questions)
-    entries = list[Outcome]()
-    for (side, rate, result), points in zip(runs, chosen, strict=True):
-        own, right = right[: len(points)], right[len(points) :]
-        end = result.points[-1]
-        times, attempts = [point.seconds for point in points], [point.attempts for point in points]
-        speed = end.trained / end.seconds, end.tokens / end.seconds
-        entries.append(Outcome(side, rate, result.peak_bytes, times, attempts, own, *speed))
+    before, *right = examine(model, args.lora_rank, data / "examination", adapters, args.questions)
+    outcomes = list[Outcome]()
+    for (given, done), some in zip(runs, points, strict=True):
+        own, right = right[: len(some)], right[len(some) :]
+        end = done.points[-1]
+        outcomes.append(
+            Outcome(
+                side=_side(given.generation),
+                learning_rate=given.learning_rate,
+                peak_bytes=done.peak_bytes,
+                seconds=[point.seconds for point in some],
+                attempts=[point.attempts for point in some],
+                right=own,
+                trained_per_s=end.trained / end.seconds,
+                tokens_per_s=end.tokens / end.seconds,
+            )
+        )
     return {
         **report.circumstances(),
         "seed": args.seed,
         "model": Path(model).name,
-        "settings": {
-            name: getattr(args, name) for name in ("steps", "groups", "lora_rank", "micro_batch", "generation")
-        },
+        "settings": {name: getattr(args, name) for name in SETTINGS},
         "before": before,
-        "runs": entries,
+        "runs": outcomes,
     }
 
 
-def best(entries: Sequence[Outcome], side: str, before: list[int]) -> Outcome:
-    """Return the side's run with the best end."""
-    return max((entry for entry in entries if entry.side == side), key=lambda entry: entry.gain(before).mean)
+def _side(generation: Generation | None) -> str:
+    return "ours" if generation is None else f"TRL, {generation}"
 
 
-def faults_of(entries: Sequence[Outcome], before: list[int]) -> list[str]:
+def best(outcomes: Sequence[Outcome], before: list[int]) -> Outcome:
+    """Return the run with the best end."""
+    return max(outcomes, key=lambda outcome: outcome.gain(before).mean)
+
+
+def faults_of(outcomes: Sequence[Outcome], before: list[int]) -> list[str]:
     """Return what does not hold."""
-    own, other = best(entries, "ours", before), best(entries, "trl", before)
+    own = best([entry for entry in outcomes if entry.side == "ours"], before)
+    other = best([entry for entry in outcomes if entry.side != "ours"], before)
     first, second = own.reached(before), other.reached(before)
     points = f"{GAIN:.0%} points"
     if first is None:
         return [f"ours did not gain {points}"]
-    took, theirs = own.seconds[first], other.seconds[-1 if second is None else second]
+    took = own.seconds[first]
+    theirs = other.seconds[-1 if second is None else second]
+    when = f"TRL not within {theirs:.0f} s" if second is None else f"TRL in {theirs:.0f} s"
     return present(
         {
-            f"ours gained {points} in {took:.0f} s, TRL in {theirs:.0f} s": theirs < FASTER * took,
+            f"ours gained {points} in {took:.0f} s, {when}": theirs < FASTER * took,
             "TRL's held-out result is higher": stats.gain(own.right[-1], other.right[-1]).low > 0,
         }
     )
 
 
-def table_of(entries: Sequence[Outcome], before: list[int]) -> Table:
+def table_of(outcomes: Sequence[Outcome], before: list[int]) -> Table:
     """Return the table of all runs."""
     table = Table(
         "side", "learning rate", f"seconds to {GAIN:+.0%}", "attempts until then", "gain at the end", "seconds in all",
         "answers trained on/s", "tokens/s", "peak, GiB",
     )  # fmt: skip
-    for entry in entries:
+    for entry in outcomes:
         number = entry.reached(before)
         reached = ["-", "-"] if number is None else [f"{entry.seconds[number]:.0f}", f"{entry.attempts[number]:,}"]
         gain = "{} ({})".format(*cells(entry.gain(before), "+"))
@@ -156,7 +176,7 @@ def main() -> int:
             "--learning-rate": {"type": float, "action": "append", "help": "again for each further one [5e-5]"},
             "--groups": {"type": int, "default": 12, "help": "tickets of a step, with eight answers each"},
             "--lora-rank": {"type": int, "default": 16, "help": "of both; alpha is twice that"},
-            "--generation": {"choices": ("colocate", "transformers"), "default": "colocate", "help": "how TRL samples"},
+            "--generation": {"action": "append", "choices": GENERATIONS, "help": "how TRL samples [both, in turn]"},
             "--micro-batch": {"type": int, "default": 8, "help": "answers of a forward and backward pass of TRL"},
             "--questions": {"type": int, "default": 300, "help": "held-out tickets to each adapter"},
             "--model": {"help": "base model: a folder [SmolLM2-135M-Instruct, fetched once]"},
@@ -168,6 +188,12 @@ def main() -> int:
     args.learning_rate = args.learning_rate or [5e-5]
     if not sides.TRL_PYTHON.exists():
         parser.error(f"{sides.TRL_PYTHON} is missing: `make beside-trl` builds TRL's environment")
+    if args.groups * ATTEMPTS % args.micro_batch:
+        parser.error(f"--micro-batch {args.micro_batch} does not divide the {args.groups * ATTEMPTS} answers of a step")
+    if args.data and args.data.exists() and any(args.data.iterdir()):
+        parser.error(f"{args.data} is not empty: choose another folder")
+    if cards():
+        parser.error("it compares on the CPU, and ours would use the GPU: set CUDA_VISIBLE_DEVICES to nothing")
     with opened("beside-trl", args.data, width=None) as (data, console):
         model = args.model or str(fetch(MODELS["smollm2-135m"], "bfloat16", default_folder(), None, _phase(console)))
         figures = run(args, data, model, console)

@@ -24,10 +24,10 @@ class Run(msgspec.Struct, frozen=True):
     """Tickets of a step."""
     attempts: int
     """Answers to each."""
-    generation: Generation
-    """How TRL samples: by vLLM in its own process, or by transformers."""
     micro_batch: int
     """Answers of one of TRL's forward and backward passes."""
+    generation: Generation | None = None
+    """How TRL samples: by vLLM in its own process, or by transformers. None of ours."""
 
 
 class Point(msgspec.Struct, frozen=True):

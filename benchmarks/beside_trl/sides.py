@@ -50,6 +50,7 @@ def ours(run: Run, count: int, console: Console) -> Result:
     Raises:
         StartFailed: a part of the stack does not start.
         AppFailed: the app ended early.
+        SideFailed: no step was promoted.
     """
     given: dict[str, Any] = {
         "data": Path(run.folder),
@@ -60,6 +61,7 @@ def ours(run: Run, count: int, console: Console) -> Result:
         "trainer__lora_rank": run.lora_rank,
         "trainer__lora_alpha": run.lora_alpha,
         "trainer__groups_per_step": run.groups,
+        "trainer__max_groups_per_step": run.groups,
         "trainer__micro_batch_tokens": MICRO_BATCH_TOKENS,
         "trainer__keep_adapters": 1000,
     }
@@ -68,7 +70,10 @@ def ours(run: Run, count: int, console: Console) -> Result:
         policy = LearningPolicy(stack, TASK.app, line_of, console)
         began = datetime.now().astimezone()
         policy.learn(count, "--questions", "0", *TASK.training)
-        return Result(_points(connect(settings.database_url), settings.project, began), peak())
+        points = _points(connect(settings.database_url), settings.project, began)
+        if not points:
+            raise SideFailed(f"no step was promoted: {settings.data / 'logs'}")
+        return Result(points, peak())
 
 
 def _points(engine: Engine, project: str, began: datetime) -> list[Point]:
@@ -110,6 +115,7 @@ def trl(run: Run, console: Console) -> Result:
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
     }
     points = list[Point]()
     with (
@@ -117,11 +123,17 @@ def trl(run: Run, console: Console) -> Result:
         subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors) as process,
         peak_memory() as peak,
     ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(b'{"adapter"'):
-                points.append(msgspec.json.decode(line, type=Point))
-                console.print(f"step {len(points)}  {points[-1].seconds:.0f} s", highlight=False)
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(b'{"adapter"'):
+                    points.append(msgspec.json.decode(line, type=Point))
+                    console.print(f"step {len(points)}  {points[-1].seconds:.0f} s", highlight=False)
+                else:
+                    errors.write(line)
+            process.wait()
+        finally:
+            process.kill()
         most = peak()
     if process.returncode or not points:
         raise SideFailed(f"TRL ended with {process.returncode} after {len(points)} steps: {log}")

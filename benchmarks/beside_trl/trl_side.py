@@ -50,7 +50,8 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         seconds = now - self._began - self._saving_s
         folder = Path(self._run.folder) / f"step-{state.global_step}"
         model.save_pretrained(folder)
-        control.should_training_stop = seconds >= self._run.seconds
+        if seconds >= self._run.seconds:
+            control.should_training_stop = True
         answers = state.global_step * self._run.groups * self._run.attempts
         point = Point(str(folder), seconds, answers, answers, int(state.num_input_tokens_seen))
         sys.stdout.write(msgspec.json.encode(point).decode() + "\n")

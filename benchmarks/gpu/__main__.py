@@ -11,16 +11,17 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.gpu.cards import cards
-from benchmarks.gpu.learning import learned, share_of_peak
+from benchmarks.gpu.peak import share_of_peak
 from benchmarks.gpu.report import write
 from benchmarks.gpu.scene import WHETSTONE, Scale, measure
+from benchmarks.gpu.tasks import learn
 from benchmarks.gpu.variants import Variant, variants
 from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import opened
@@ -29,6 +30,7 @@ from benchmarks.kit.process import ROOT
 from benchmarks.real.tasks import TASKS
 from requirements import driver
 from whetstone.config.settings import STARTER, SettingsError
+from whetstone.memory.devices import Card, cards
 from whetstone.stack.supervisor import StartFailed
 
 SMALL = "smollm2-135m"
@@ -42,7 +44,6 @@ TASKS_OF_ALL = ("routing", "json", "agent")
 """The tasks that are learned where none is named."""
 REHEARSED_TASK = ("--steps", "1", "--questions", "16")
 REHEARSED_LESSONS = ("--lessons", "1")
-REHEARSED_SHAPE = ("--shapes", "tiny", "--device", "cpu", "--groups", "1", "--prompt", "64", "--answer", "32")
 REHEARSED_CARD = ("--device-gb", "24", "--shared")
 """What a plan is made for where there is no GPU."""
 
@@ -67,6 +68,11 @@ def unfit() -> str | None:
     """Return why nothing can be measured on a GPU here; None if it can."""
     if why := driver.unfit(driver.branch()):
         return why
+    try:
+        if not cards():
+            return "nvidia-smi lists no GPU"
+    except SettingsError as error:
+        return str(error)
     import torch
 
     if not torch.cuda.is_available():
@@ -90,50 +96,60 @@ def own_tests() -> tuple[dict[str, Any], list[str]]:
     return {"exit code": done.returncode, "pytest": "\n".join(lines[-30:])}, faults
 
 
-def run(models: list[str], scale: Scale, data: Path, console: Console, *, rehearse: bool) -> dict[str, Any]:
-    """Measure the models one after the other, each in all ways; return the report."""
-    report: dict[str, Any] = {"faults": [], "environment": environment()}
-    if rehearse:
-        report["rehearsal"] = {"without a GPU": "figures are a CPU's, and the trainer's tests on CUDA were not run"}
-    else:
-        report["tests on CUDA"], faults = own_tests()
-        report["faults"] += faults
-    here = [] if rehearse else cards()
-    shapes, name = (REHEARSED_SHAPE, None) if rehearse else ((), here[0].name)
-    report["share of peak"], faults = share_of_peak(data, name, shapes)
-    report["faults"] += faults
-    for number, model in enumerate(models):
-        for variant in variants(here):
-            with variant.chosen():
-                _measure(report, model, variant, scale, data / f"{number}-{variant.name}", console, rehearse=rehearse)
-    return report
+class Runbook:
+    """The run, and its report, which is written after each part: a run that is cut off leaves what it has measured."""
 
+    def __init__(self, folder: Path, data: Path, console: Console, *, rehearse: bool) -> None:
+        """`folder`: for the report. `data`: for databases, adapters and logs."""
+        self.report: dict[str, Any] = {"faults": [], "environment": environment()}
+        self._folder, self._data, self._console, self._rehearse = folder, data, console, rehearse
+        self._cards: tuple[Card, ...] = () if rehearse else cards()
 
-def _measure(
-    report: dict[str, Any], model: str, variant: Variant, scale: Scale, data: Path, console: Console, *, rehearse: bool
-) -> None:
-    """Measure a model in one way, and add it to the report."""
-    title = f"{model}, {variant.name}"
-    console.print(f"[bold]{title}[/bold]", highlight=False)
-    planned_for = REHEARSED_CARD if rehearse else ()
-    try:
-        measured = measure(data, model, scale, console, planned_for, variant.settings)
-    except (SettingsError, StartFailed) as error:
-        report[title] = {"does not start": str(error)}
-        report["faults"].append(f"{title} does not start: {error}")
-        return
-    report[title] = measured.figures
-    report["faults"] += [f"{title}: {fault}" for fault in measured.faults]
+    def add(self, part: str, figures: Any, faults: Sequence[str] = ()) -> None:
+        """Add a part to the report."""
+        self.report[part] = figures
+        self.report["faults"] += faults
+        write(self._folder, self.report)
 
+    def measure_once(self) -> None:
+        """Measure what depends on no model."""
+        if self._rehearse:
+            self.add("rehearsal", {"without a GPU": "figures are a CPU's; the trainer's tests on CUDA were not run"})
+            self.add("share of peak", *share_of_peak(self._data, None))
+            return
+        with variants(self._cards)[0].visible():
+            self.add("tests on CUDA", *own_tests())
+            self.add("share of peak", *share_of_peak(self._data, self._cards[0]))
 
-def learn(report: dict[str, Any], tasks: list[str], model: str, folder: Path, data: Path, *, rehearse: bool) -> None:
-    """Let a model learn the tasks, and add them to the report."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for task in tasks:
-        short = [*REHEARSED_TASK, *(REHEARSED_LESSONS if TASKS[task].lessons else ())] if rehearse else []
-        report[f"{model}, task {task}"], faults = learned(task, model, folder, data / task, short)
-        # One step need not raise the reward.
-        report["faults"] += [f"{model}, {fault}" for fault in faults if not (rehearse and "did not rise" in fault)]
+    def measure(self, number: int, model: str, scale: Scale) -> None:
+        """Serve and train a model in all ways."""
+        for variant in variants(self._cards):
+            with variant.visible():
+                self._measure(self._data / f"{number}-{variant.name}", model, variant, scale)
+
+    def _measure(self, data: Path, model: str, variant: Variant, scale: Scale) -> None:
+        title = f"{model}, {variant.name}"
+        self._console.print(f"[bold]{title}[/bold]", highlight=False)
+        planned_for = REHEARSED_CARD if self._rehearse else ()
+        try:
+            measured = measure(data, model, scale, self._console, planned_for, variant.settings)
+        except (SettingsError, StartFailed) as error:
+            self.add(title, {"does not start": str(error)}, [f"{title} does not start: {error}"])
+        else:
+            self.add(title, measured.figures, [f"{title}: {fault}" for fault in measured.faults])
+
+    def learn(self, number: int, model: str, tasks: Sequence[str]) -> None:
+        """Let a model learn the tasks."""
+        folder = self._folder / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        for task in tasks:
+            self._console.print(f"[bold]{model}, task {task}[/bold]", highlight=False)
+            lessons = REHEARSED_LESSONS if TASKS[task].lessons else ()
+            short = (*REHEARSED_TASK, *lessons) if self._rehearse else ()
+            figures, faults = learn(task, model, folder, self._data / f"{number}-{task}", short)
+            # One step need not raise the reward.
+            counted = [f"{model}, {fault}" for fault in faults if not (self._rehearse and "did not rise" in fault)]
+            self.add(f"{model}, task {task}", figures, counted)
 
 
 def main() -> int:
@@ -163,16 +179,17 @@ def main() -> int:
     scale = Scale(**{**vars(REHEARSAL if args.rehearse else FULL), **given})
     with opened("gpu", args.data) as (data, console):
         began = time.monotonic()
-        models = args.model or [str(STARTER) if args.rehearse else fetched(SMALL)]
-        report = run(models, scale, data, console, rehearse=args.rehearse)
-        tasks = args.task or ([] if args.rehearse else list(TASKS_OF_ALL))
+        runbook = Runbook(args.report, data, console, rehearse=args.rehearse)
+        runbook.measure_once()
+        for number, model in enumerate(args.model or [str(STARTER) if args.rehearse else fetched(SMALL)]):
+            runbook.measure(number, model, scale)
         # The starter model plays games and cannot read a ticket.
-        for number, model in enumerate(args.model or ([fetched(SMALL)] if tasks else [])):
-            learn(report, tasks, model, args.report / str(number), data / f"tasks-{number}", rehearse=args.rehearse)
-        report["seconds"] = {"in all": time.monotonic() - began}
-        for path in write(args.report, report):
-            console.print(str(path), highlight=False, soft_wrap=True)
-        return verdict(report["faults"], console)
+        if tasks := args.task or ([] if args.rehearse else TASKS_OF_ALL):
+            for number, model in enumerate(args.model or [fetched(SMALL)]):
+                runbook.learn(number, model, tasks)
+        runbook.add("seconds", {"in all": time.monotonic() - began})
+        console.print(*(str(args.report / name) for name in ("report.json", "report.md")), highlight=False)
+        return verdict(runbook.report["faults"], console)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Read the GPUs of this machine, and the memory that processes take of them and of the host, over time."""
+"""Read the memory that processes take of the GPUs and of the host, over time."""
 
 import subprocess
 import threading
@@ -11,21 +11,6 @@ from benchmarks.kit import proc
 EVERY_S = 0.5
 """nvidia-smi itself takes a tenth of a second; a step's peak lasts for seconds."""
 TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Card:
-    """A GPU, as nvidia-smi names it."""
-
-    number: int
-    name: str
-    memory_mib: int
-
-
-def cards(nvidia_smi: str = "nvidia-smi") -> list[Card]:
-    """Return the GPUs; none where nvidia-smi does not answer."""
-    rows = _query(nvidia_smi, "--query-gpu=index,name,memory.total")
-    return [Card(int(number), name, int(memory)) for number, name, memory in rows]
 
 
 def used_mib(nvidia_smi: str = "nvidia-smi") -> dict[int, int]:

@@ -31,8 +31,9 @@ CONTEXT_MIB = 614
 """CUDA's own memory of a process that computes: the plan's 0.6 GiB. Stated: nvidia-smi counts it, torch does not."""
 MOST_RATIO = 1.15
 """A plan that is exceeded by more is a fault; what stays below it is only shown."""
-MOST_K3 = 2.0
-NONE: Mapping[str, Any] = {}
+MOST_K3_RATIO = 2.0
+"""More of its parent's k3 is a fault. The gate, which must reject no healthy version, allows twice as much."""
+NO_SETTINGS: Mapping[str, Any] = {}
 STEPS = """SELECT step, state, version_in, version_out, trajectories, sampled_tokens, read_tokens, seconds,
     tokens_per_s, mismatch_k3, kl, grad_norm, phases, error, created_at, ended_at FROM admin_steps ORDER BY step"""
 GATE = "SELECT version, test, decision, reason, figures FROM admin_gate_results ORDER BY created_at"
@@ -108,13 +109,17 @@ def compared(plan: Mapping[str, Any], peaks: Mapping[str, Peak]) -> list[dict[st
 
 
 def unlike_parents(decisions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the versions whose k3 between server and trainer is more than MOST_K3 times their parent's, and large
-    enough to matter."""
+    """Return the versions whose k3 of server to trainer matters, and is over MOST_K3_RATIO times their parent's."""
     faults = []
     for row in decisions:
         figures = row["figures"] or {}
         k3, parent = figures.get("k3"), figures.get("parent_k3")
-        if row["decision"] == "pass" and k3 and parent and k3 > max(MOST_K3 * parent, SMALLEST_K3):
+        if (
+            row["decision"] == "pass"
+            and k3 is not None
+            and parent is not None
+            and k3 > max(MOST_K3_RATIO * parent, SMALLEST_K3)
+        ):
             faults.append(f"version {row['version']}: k3 {k3:.2g} nats a token, its parent {parent:.2g}")
     return faults
 
@@ -125,7 +130,7 @@ def measure(
     scale: Scale,
     console: Console,
     planned_for: Sequence[str] = (),
-    chosen: Mapping[str, Any] = NONE,
+    chosen: Mapping[str, Any] = NO_SETTINGS,
 ) -> ModelReport:
     """Plan, start, serve, train, stop. `planned_for`: options of `whetstone doctor --memory`; `chosen`: settings.
 

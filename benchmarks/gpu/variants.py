@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.cards import Card
 from benchmarks.kit.process import ROOT
+from whetstone.memory.devices import Card, visible_to
 
 UNSLOTH_PYTHON = ROOT / ".venv-gpu-unsloth" / "bin" / "python"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -25,24 +24,26 @@ class Variant:
     """Besides the environment's."""
 
     @contextmanager
-    def chosen(self) -> Iterator[None]:
+    def visible(self) -> Iterator[None]:
         """Let the programs that are started meanwhile see only its cards."""
-        before = os.environ.get(VISIBLE)
-        if self.cards:
-            os.environ[VISIBLE] = ",".join(map(str, self.cards))
+        ours = visible_to(self.cards)
+        before = {name: os.environ.get(name) for name in ours}
+        os.environ.update(ours)
         try:
             yield
         finally:
-            os.environ.pop(VISIBLE, None)
-            if before is not None:
-                os.environ[VISIBLE] = before
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def variants(cards: Sequence[Card], unsloth: Path = UNSLOTH_PYTHON) -> list[Variant]:
     """Return the ways for these cards; the first is what `up` would do. With Unsloth where its environment is there."""
     if not cards:
         return [Variant("without a GPU")]
-    numbers = tuple(card.number for card in cards)
+    numbers = tuple(card.index for card in cards)
     ways = [Variant("a card each", numbers[:2])] if len(numbers) > 1 else []
     ways.append(Variant("one card shared", numbers[:1]))
     if unsloth.exists():

@@ -100,7 +100,7 @@ def main() -> None:
         chosen.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     table = Table(*figures[0])
     for row in figures:
-        table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import cards
-from benchmarks.gpu.cards import Card, Peak
-from benchmarks.gpu.learning import peak_of, summary
+from benchmarks.gpu.cards import Peak
 from benchmarks.gpu.load import Answer, first_token_s, longest_silence_s, reward_of, tokens_per_s
+from benchmarks.gpu.peak import peak_of
 from benchmarks.gpu.report import markdown, write
 from benchmarks.gpu.scene import CONTEXT_MIB, compared, unlike_parents
+from benchmarks.gpu.tasks import learn, summary
 from benchmarks.gpu.variants import Variant, variants
+from whetstone.memory.devices import Card
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = [sys.executable, "-m", "benchmarks.gpu"]
@@ -91,17 +93,14 @@ def program(tmp_path: Path, script: str) -> str:
     return str(path)
 
 
-def test_cards_and_the_memory_of_processes_are_those_that_nvidia_smi_names(tmp_path: Path) -> None:
-    script = """case "$1" in *gpu=*) echo '0, NVIDIA L4, 23034'; echo '1, NVIDIA L4, 23034';;
-    *) echo '12, 700'; echo '13, [N/A]'; echo '12, 300';; esac"""
-    smi = program(tmp_path, script)
-    assert cards.cards(smi) == [Card(0, "NVIDIA L4", 23034), Card(1, "NVIDIA L4", 23034)]
+def test_the_memory_of_processes_is_that_which_nvidia_smi_names(tmp_path: Path) -> None:
+    smi = program(tmp_path, "echo '12, 700'; echo '13, [N/A]'; echo '12, 300'")
     assert cards.used_mib(smi) == {12: 1000}
-    assert cards.cards(program(tmp_path, "exit 9")) == [] and cards.used_mib(str(tmp_path / "nothing")) == {}
+    assert cards.used_mib(str(tmp_path / "nothing")) == cards.used_mib(program(tmp_path, "exit 9")) == {}
 
 
 def test_a_machine_is_used_as_up_would_and_with_one_card_and_with_unsloth(tmp_path: Path) -> None:
-    one, two = Card(0, "NVIDIA L4", 23034), Card(3, "NVIDIA L4", 23034)
+    one, two = (Card(index, "GPU-1", 24 * 2**30, "NVIDIA L4") for index in (0, 3))
     nothing = tmp_path / "python"
     assert [variant.cards for variant in variants([], nothing)] == [()]
     assert [variant.cards for variant in variants([one], nothing)] == [(0,)]
@@ -112,13 +111,13 @@ def test_a_machine_is_used_as_up_would_and_with_one_card_and_with_unsloth(tmp_pa
     assert unsloth.settings == {"trainer__backend": "unsloth", "trainer__python": nothing}
 
 
-def test_a_variant_shows_its_cards_for_as_long_as_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_shows_its_cards_for_as_long_as_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with Variant("some", (1, 2)).chosen():
+    with Variant("some", (1, 2)).visible():
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with Variant("all").chosen():
+    with Variant("all").visible():
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
 
 
@@ -148,6 +147,12 @@ def test_a_tasks_summary_has_what_was_measured_and_where_a_step_spends_its_time(
         {"measured": "after", "share": 0.5, "gain": 0.4, "from": 0.3, "to": 0.5},
     ]
     assert list(summarised["median step, seconds by phase"].items()) == [("train", 4.0), ("probe", 1.0)]
+
+
+def test_a_task_that_does_not_end_is_a_fault_and_no_earlier_report_is_read(tmp_path: Path) -> None:
+    (tmp_path / "routing.json").write_text("{}")
+    figures, (fault,) = learn("routing", str(tmp_path / "no model"), tmp_path, tmp_path / "data", ["--steps", "x"])
+    assert fault == "routing: ended with exit code 2" and "invalid int value" in figures["output"]
 
 
 PLAN: dict[str, Any] = {
