@@ -326,10 +326,12 @@ class Learner:
         if not torch.isfinite(grad_norm + loss):
             raise NotFinite(f"loss {loss}, gradient norm {grad_norm.item()}: the step was not taken")
         clip_grads_with_norm_(self._trained.values(), self._settings.clip_norm, grad_norm)
-        rate = updates.learning_rate(self._settings, self.learning_rate, kind, updates.updates_of(self._optimizer))
+        rate = updates.learning_rate(
+            self._settings, self.learning_rate, kind, updates.updates_of(self._optimizer, kind)
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._optimizer.step()
+        updates.take(self._optimizer, kind)
         return grad_norm.item()
 
     @contextmanager
@@ -357,10 +359,10 @@ class Learner:
             return
         state = safetensors.torch.load_file(folder / OPTIMIZER_STATE)
         for name, weight in self._trained.items():
-            for key in ("step", "exp_avg", "exp_avg_sq"):
+            for key in ("step", "exp_avg", "exp_avg_sq", updates.SUPERVISED):
                 if (value := state.get(f"{key}.{name}")) is not None:
                     # AdamW counts steps on the CPU; the moments are on the device of their weight.
-                    self._optimizer.state[weight][key] = value if key == "step" else value.to(weight.device)
+                    self._optimizer.state[weight][key] = value.to(weight.device) if key.startswith("exp") else value
 
     def _load_weights(self, folder: Path) -> None:
         weights = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)

@@ -17,6 +17,10 @@ FLOOR = 0.1
 goes on must still be able to follow it.
 """
 
+SUPERVISED = "supervised"
+"""Key of a weight's state: whether its moments are of supervised steps. Absent in states of earlier releases, and where
+there are none."""
+
 
 def parts(rows: Sequence[Row], count: int) -> list[list[Row]]:
     """Return the rows in up to `count` parts, of about as many sampled tokens each, for one update each.
@@ -34,7 +38,7 @@ def parts(rows: Sequence[Row], count: int) -> list[list[Row]]:
 
 
 def learning_rate(settings: TrainerSettings, learning_rate: float, kind: Kind, updates: int) -> float:
-    """Return AdamW's learning rate after so many updates of a policy.
+    """Return AdamW's learning rate after so many updates of a policy by steps of this kind.
 
         warm-up   rate · (n + 1) / warmup_updates                              n < warmup_updates
         decay     rate · (f + (1 - f) · (1 + cos(π · x)) / 2), f = FLOOR       x = share of decay_updates, at most 1
@@ -50,9 +54,28 @@ def learning_rate(settings: TrainerSettings, learning_rate: float, kind: Kind, u
     return rate * (FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * done)) / 2)
 
 
-def updates_of(optimizer: torch.optim.Optimizer) -> int:
-    """Return how many updates the optimizer has made; 0 where its state is new."""
-    return max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
+def take(optimizer: torch.optim.Optimizer, kind: Kind) -> None:
+    """Run the optimizer, with moments of this kind of step alone: those of another kind are dropped.
+
+    Supervised and policy gradients differ in size. AdamW divides by the root of their mean square, which remembers
+    thousands of updates: after supervised steps it would divide small policy gradients by large supervised ones.
+    """
+    for state in optimizer.state.values():
+        if not _is_of(kind, state):
+            state.clear()
+    optimizer.step()
+    for state in optimizer.state.values():
+        state[SUPERVISED] = torch.tensor(kind == "sft")
+
+
+def updates_of(optimizer: torch.optim.Optimizer, kind: Kind) -> int:
+    """Return how many updates the optimizer's moments of this kind are of; 0 where it has none."""
+    own = (state for state in optimizer.state.values() if "step" in state and _is_of(kind, state))
+    return max((int(state["step"]) for state in own), default=0)
+
+
+def _is_of(kind: Kind, state: dict[str, Any]) -> bool:
+    return SUPERVISED not in state or bool(state[SUPERVISED]) == (kind == "sft")
 
 
 @contextmanager

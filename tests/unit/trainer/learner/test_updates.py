@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
 from trainer.adapters import files as adapter
 from trainer.domain.rows import Row
@@ -103,3 +104,31 @@ def test_the_schedule_goes_on_where_a_resumed_learner_stopped(
     assert figures[0] == figures[1]
     assert figures[0].learning_rate == pytest.approx(5e-4)
     assert resumed.files() == undisturbed.files()
+
+
+def test_moments_of_supervised_steps_do_not_scale_policy_gradients(
+    tmp_path: Path, tiny_model: Path, make_rows: MakeRows
+) -> None:
+    """The first update of a kind moves each weight by the whole learning rate, as AdamW's first ever does."""
+    rows = make_rows(8)
+    learner = Learner.fresh(tiny_model, SETTINGS, seed=4)
+    taught = [replace(one, advantages_T=(1.0,) * len(one.token_ids_T)) for one in rows]
+    for version in range(3):
+        learner.step(taught, version, kind="sft")
+    adapter.write(tmp_path / "p@v3", learner, parent=2, step=3)
+    before = moments(learner)
+    resumed = Learner.resume(tiny_model, tmp_path / "p@v3", SETTINGS)
+    assert moments(resumed) == before and {updates for updates, _ in before.values()} == {3}
+    for one in (learner, resumed):
+        one.step(rows, 3)
+    assert resumed.files() == learner.files()
+    assert set(moments(learner).values()) == {(1, False)}
+    learner.step(rows, 4)
+    assert set(moments(learner).values()) == {(2, False)}
+
+
+def moments(learner: Learner) -> dict[str, tuple[int, bool]]:
+    """Return weight -> updates that its moments are of, and whether by supervised steps."""
+    state = safetensors.torch.load(learner.files()["optimizer.safetensors"])
+    names = [key.removeprefix("step.") for key in state if key.startswith("step.")]
+    return {name: (int(state[f"step.{name}"]), bool(state[f"supervised.{name}"])) for name in names}
