@@ -90,7 +90,7 @@ TASKS = {
             fields="right fields",
             steps=16,
             training=("--attempts", "8", "--pause-s", "4"),
-            lessons=Lessons(lambda messages: records.teach(messages[-1]["content"]), steps=6, questions=219),
+            lessons=Lessons(lambda messages: records.teach(messages[-1]["content"]), steps=6, questions=239),
             settings=WITH_LESSONS,
         ),
         Task(

@@ -1,7 +1,7 @@
 """Refund requests, made from sentences with gaps, the shop's two kinds of tools, and what is right to do.
 
 A request is handled in three turns: find the customer, refund or decline, tell the customer. Training and held-out
-requests share no sentence, no name and no article.
+requests share no sentence, no name and no article. There are too many names in training to be learned by heart.
 """
 
 import json
@@ -31,6 +31,12 @@ SENTENCES: dict[Split, tuple[str, ...]] = {
         "You have {name} on the line, about a refund for the {item}.",
     ),
 }
+
+
+def _compounds(beginnings: str, endings: str) -> str:
+    return " ".join(beginning + ending for beginning in beginnings.split() for ending in endings.split())
+
+
 FIRST: dict[Split, str] = {
     "train": (
         "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
@@ -41,7 +47,11 @@ FIRST: dict[Split, str] = {
 LAST: dict[Split, str] = {
     "train": (
         "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
-        "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost"
+        "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost "
+        + _compounds(
+            "Al Bar Cor Del Er Fal Gar Hol Is Jar Kel Lor Mar Nor Ol Pel Quin Ros Sal Tor Ul Ver Wal Yor Zel",
+            "berg dahl ez mann ner sen ski son stein ti ton vic",
+        )
     ),
     "eval": "Adams Brandt Conti Duval Ekman Foster Gomez Huber Ingram Jonker Kowal Lind",
 }

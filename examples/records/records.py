@@ -1,7 +1,8 @@
 """Order messages, made from sentences with gaps, and the facts that each holds.
 
 Training and held-out messages share no sentence, no name, no town, no article and no remark: a right record of a
-held-out message shows that the model has learned to find the facts, not which words they are.
+held-out message shows that the model has learned to find the facts, not which words they are. Most words of training
+are made of two parts, so that there are too many of them to be learned by heart.
 """
 
 import json
@@ -63,6 +64,12 @@ REMARKS: dict[Split, tuple[str, ...]] = {
     ),
 }
 """Follow two messages in three, with a person, a town or a number that does not belong to the record."""
+
+
+def _compounds(beginnings: str, endings: str) -> str:
+    return " ".join(beginning + ending for beginning in beginnings.split() for ending in endings.split())
+
+
 FIRST: dict[Split, str] = {
     "train": (
         "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
@@ -73,7 +80,11 @@ FIRST: dict[Split, str] = {
 LAST: dict[Split, str] = {
     "train": (
         "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
-        "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost"
+        "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost "
+        + _compounds(
+            "Al Bar Cor Del Er Fal Gar Hol Is Jar Kel Lor Mar Nor Ol Pel Quin Ros Sal Tor Ul Ver Wal Yor Zel",
+            "berg dahl ez mann ner sen ski son stein ti ton vic",
+        )
     ),
     "eval": "Adams Brandt Conti Duval Ekman Foster Gomez Huber Ingram Jonker Kowal Lind",
 }
@@ -81,17 +92,27 @@ TOWNS: dict[Split, str] = {
     "train": (
         "Oslo Porto Lyon Turin Bergen Gdansk Leeds Malmo Ghent Basel Cork Graz Split Varna Tartu "
         "Vienna Prague Madrid Lisbon Athens Dublin Munich Geneva Naples Venice Zagreb Warsaw "
-        "Helsinki Brussels Hamburg Krakow Bristol Antwerp Utrecht Toulouse Cologne Florence"
+        "Helsinki Brussels Hamburg Krakow Bristol Antwerp Utrecht Toulouse Cologne Florence "
+        + _compounds(
+            "Alder Birch Cold Dun East Fair Green High Iron Kings Lang Mill North Oak Port Red Stone Wester",
+            "bridge burg bury dale field ford ham haven mouth stad ton ville wick",
+        )
     ),
     "eval": "Bonn Nantes Parma Aarhus Derby Riga Seville Linz Paris London Berlin Milan Rome Bruges",
 }
+_THINGS = (
+    "lamps chairs bottles knives tents pillows mirrors ladders buckets clocks desks candles "
+    "tables sofas carpets curtains towels plates bowls spoons forks glasses mugs jars boxes bags "
+    "baskets brushes brooms ropes chains locks keys doors windows bricks tiles pipes pumps "
+    "motors wheels tires bicycles skates helmets gloves scarves jackets shirts boots shoes hats "
+    "belts watches rings books maps pens"
+)
 ITEMS: dict[Split, str] = {
-    "train": (
-        "lamps chairs bottles knives tents pillows mirrors ladders buckets clocks desks candles "
-        "tables sofas carpets curtains towels plates bowls spoons forks glasses mugs jars boxes bags "
-        "baskets brushes brooms ropes chains locks keys doors windows bricks tiles pipes pumps "
-        "motors wheels tires bicycles skates helmets gloves scarves jackets shirts boots shoes hats "
-        "belts watches rings books maps pens"
+    "train": _THINGS
+    + " "
+    + _compounds(
+        "arm bath bed camp farm field garden hand head house lunch night rain river school sea snow tea toy wall wind",
+        _THINGS,
     ),
     "eval": (
         "kettles shelves blankets hammers vases stools cups drums guitars flutes nails screws saws "
