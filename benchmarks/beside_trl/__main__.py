@@ -23,14 +23,12 @@ from benchmarks.beside_trl.run import Generation, Run
 from benchmarks.beside_trl.sides import Result
 from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import opened, present
+from benchmarks.kit.model import fetched
 from benchmarks.kit.options import parser_of
-from benchmarks.kit.process import ROOT
 from benchmarks.learning.policy import cells
 from benchmarks.real import report
 from whetstone.domain import stats
 from whetstone.memory.devices import cards
-from whetstone.models.catalog import MODELS
-from whetstone.models.download import default_folder, fetch
 
 GENERATIONS: tuple[Generation, ...] = ("colocate", "transformers")
 ATTEMPTS = 8
@@ -42,7 +40,6 @@ EVERY_S = 60.0
 """One adapter of so many seconds is examined."""
 SETTINGS = ("steps", "groups", "lora_rank", "micro_batch")
 """Options that are settings of the runs."""
-RESULTS = ROOT / "docs" / "results"
 
 
 class Outcome(msgspec.Struct):
@@ -50,7 +47,7 @@ class Outcome(msgspec.Struct):
 
     side: str
     learning_rate: float
-    peak_bytes: int
+    peak_mib: int
     seconds: list[float]
     attempts: list[int]
     right: list[list[int]]
@@ -104,7 +101,7 @@ def run(args: Any, data: Path, model: str, console: Console) -> dict[str, Any]:
             Outcome(
                 side=_side(given.generation),
                 learning_rate=given.learning_rate,
-                peak_bytes=done.peak_bytes,
+                peak_mib=done.peak_mib,
                 seconds=[point.seconds for point in some],
                 attempts=[point.attempts for point in some],
                 right=own,
@@ -161,7 +158,7 @@ def table_of(outcomes: Sequence[Outcome], before: list[int]) -> Table:
         reached = ["-", "-"] if number is None else [f"{entry.seconds[number]:.0f}", f"{entry.attempts[number]:,}"]
         gain = "{} ({})".format(*cells(entry.gain(before), "+"))
         speed = [f"{entry.trained_per_s:.2f}", f"{entry.tokens_per_s:,.0f}"]
-        ends = [f"{entry.seconds[-1]:.0f}", *speed, f"{entry.peak_bytes / 2**30:.1f}"]
+        ends = [f"{entry.seconds[-1]:.0f}", *speed, f"{entry.peak_mib / 2**10:.1f}"]
         table.add_row(entry.side, f"{entry.learning_rate:g}", *reached, gain, *ends)
     return table
 
@@ -195,22 +192,13 @@ def main() -> int:
     if cards():
         parser.error("it compares on the CPU, and ours would use the GPU: set CUDA_VISIBLE_DEVICES to nothing")
     with opened("beside-trl", args.data, width=None) as (data, console):
-        model = args.model or str(fetch(MODELS["smollm2-135m"], "bfloat16", default_folder(), None, _phase(console)))
-        figures = run(args, data, model, console)
-    path = args.json or RESULTS / f"trl-seed{args.seed}.json"
+        figures = run(args, data, args.model or fetched(console), console)
+    path = args.json or report.RESULTS / f"trl-seed{args.seed}.json"
     entries, before = figures["runs"], figures["before"]
     report.write(path, msgspec.to_builtins(figures))
     console.print(table_of(entries, before))
     console.print(str(path), highlight=False, soft_wrap=True)
     return verdict(faults_of(entries, before), console)
-
-
-def _phase(console: Console) -> Any:
-    def phase(what: str) -> Any:
-        console.print(what)
-        return lambda: None
-
-    return phase
 
 
 if __name__ == "__main__":

@@ -2,9 +2,6 @@
 
 import os
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,10 @@ from rich.console import Console
 from sqlalchemy import Engine, func, select
 
 from benchmarks.beside_trl.run import Point, Run
-from benchmarks.kit.proc import descendants, memory_bytes
+from benchmarks.gpu.cards import Peaks
 from benchmarks.kit.process import ROOT
 from benchmarks.learning.policy import LearningPolicy
-from benchmarks.real.tasks import TASKS
+from benchmarks.real.tasks import MICRO_BATCH_TOKENS, TASKS
 from benchmarks.real.training import line_of
 from migrations.schema import completions, policy_versions, steps, trajectories
 from whetstone.config.settings import load
@@ -27,9 +24,7 @@ from whetstone.stack.stack import running
 
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 TASK = TASKS["routing-groups"]
-MICRO_BATCH_TOKENS = 1024
-"""As `make real` sets it; TRL's micro-batch of eight answers has about as many tokens."""
-LOOK_S = 1.0
+EVERY = "all processes"
 
 
 class SideFailed(WhetstoneError):
@@ -40,8 +35,8 @@ class Result(msgspec.Struct, frozen=True):
     """What a side did."""
 
     points: list[Point]
-    peak_bytes: int
-    """Most resident memory of all its processes together. What several share counts for each."""
+    peak_mib: int
+    """Most resident memory of all its processes together, and of this one. What several share counts for each."""
 
 
 def ours(run: Run, count: int, console: Console) -> Result:
@@ -62,18 +57,18 @@ def ours(run: Run, count: int, console: Console) -> Result:
         "trainer__lora_alpha": run.lora_alpha,
         "trainer__groups_per_step": run.groups,
         "trainer__max_groups_per_step": run.groups,
-        "trainer__micro_batch_tokens": MICRO_BATCH_TOKENS,
+        "trainer__micro_batch_tokens": MICRO_BATCH_TOKENS,  # TRL's micro-batch of eight answers has about as many
         "trainer__keep_adapters": 1000,
     }
-    settings = load(environment={}, **given, **TASK.settings)
-    with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack, peak_memory() as peak:
+    settings, peaks = load(environment={}, **given, **TASK.settings), _peaks()
+    with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack, peaks.during():
         policy = LearningPolicy(stack, TASK.app, line_of, console)
         began = datetime.now().astimezone()
         policy.learn(count, "--questions", "0", *TASK.training)
         points = _points(connect(settings.database_url), settings.project, began)
         if not points:
             raise SideFailed(f"no step was promoted: {settings.data / 'logs'}")
-        return Result(points, peak())
+    return Result(points, peaks.of[EVERY].host_mib)
 
 
 def _points(engine: Engine, project: str, began: datetime) -> list[Point]:
@@ -117,11 +112,11 @@ def trl(run: Run, console: Console) -> Result:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    points = list[Point]()
+    points, peaks = list[Point](), _peaks()
     with (
         log.open("wb") as errors,
         subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors) as process,
-        peak_memory() as peak,
+        peaks.during(),
     ):
         try:
             assert process.stdout is not None
@@ -134,25 +129,11 @@ def trl(run: Run, console: Console) -> Result:
             process.wait()
         finally:
             process.kill()
-        most = peak()
     if process.returncode or not points:
         raise SideFailed(f"TRL ended with {process.returncode} after {len(points)} steps: {log}")
-    return Result(points, most)
+    return Result(points, peaks.of[EVERY].host_mib)
 
 
-@contextmanager
-def peak_memory() -> Iterator[Any]:
-    """Watch the memory of this process's descendants; yield a function that returns the most of it in bytes."""
-    most, ended = [0], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(LOOK_S):
-            most[0] = max(most[0], sum(memory_bytes(pid) for pid in descendants(os.getpid())))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield lambda: most[0]
-    finally:
-        ended.set()
-        thread.join()
+def _peaks() -> Peaks:
+    """Return what watches the memory of this process and of all that it starts."""
+    return Peaks(lambda: {EVERY: os.getpid()})

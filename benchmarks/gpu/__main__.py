@@ -105,11 +105,11 @@ class Runbook:
         self._folder, self._data, self._console, self._rehearse = folder, data, console, rehearse
         self._cards: tuple[Card, ...] = () if rehearse else cards()
 
-    def add(self, part: str, figures: Any, faults: Sequence[str] = ()) -> None:
-        """Add a part to the report."""
+    def add(self, part: str, figures: Any, faults: Sequence[str] = ()) -> tuple[Path, Path]:
+        """Add a part to the report; return its files."""
         self.report[part] = figures
         self.report["faults"] += faults
-        write(self._folder, self.report)
+        return write(self._folder, self.report)
 
     def measure_once(self) -> None:
         """Measure what depends on no model."""
@@ -181,14 +181,15 @@ def main() -> int:
         began = time.monotonic()
         runbook = Runbook(args.report, data, console, rehearse=args.rehearse)
         runbook.measure_once()
-        for number, model in enumerate(args.model or [str(STARTER) if args.rehearse else fetched(SMALL)]):
+        models = args.model or [str(STARTER) if args.rehearse else fetched(SMALL)]
+        for number, model in enumerate(models):
             runbook.measure(number, model, scale)
         # The starter model plays games and cannot read a ticket.
         if tasks := args.task or ([] if args.rehearse else TASKS_OF_ALL):
-            for number, model in enumerate(args.model or [fetched(SMALL)]):
+            for number, model in enumerate([fetched(SMALL)] if models == [str(STARTER)] else models):
                 runbook.learn(number, model, tasks)
-        runbook.add("seconds", {"in all": time.monotonic() - began})
-        console.print(*(str(args.report / name) for name in ("report.json", "report.md")), highlight=False)
+        for path in runbook.add("seconds", {"in all": time.monotonic() - began}):
+            console.print(str(path), highlight=False, soft_wrap=True)
         return verdict(runbook.report["faults"], console)
 
 

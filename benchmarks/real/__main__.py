@@ -17,23 +17,16 @@ from rich.console import Console
 
 from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import opened
+from benchmarks.kit.model import fetched
 from benchmarks.kit.options import parser_of
-from benchmarks.kit.process import ROOT
 from benchmarks.learning.policy import LearningPolicy
 from benchmarks.real import report
 from benchmarks.real.progress import Plan, Progress, begun
-from benchmarks.real.tasks import TASKS, Task
+from benchmarks.real.tasks import MICRO_BATCH_TOKENS, TASKS, Task
 from benchmarks.real.training import Training, line_of, upstreams_of
 from whetstone.config.settings import SettingsError, load
 from whetstone.memory.devices import cards
-from whetstone.models.catalog import MODELS
-from whetstone.models.download import default_folder, fetch
 from whetstone.stack.stack import running
-
-MODEL = "smollm2-135m"
-MICRO_BATCH_TOKENS = 1024
-"""On a CPU: activations take about 2 MB a token, with the default 6 GB, which a small machine lacks beside vLLM."""
-RESULTS = ROOT / "docs" / "results"
 
 
 def run(data: Path, task: Task, progress: Progress, console: Console) -> dict[str, Any]:
@@ -92,7 +85,7 @@ def main() -> int:
             steps=task.steps if args.steps is None else args.steps,
             lessons=lessons,
             questions=args.questions,
-            model=args.model or _fetched(console),
+            model=args.model or fetched(console),
             settings=dict(task.settings) | given,
         )
         try:
@@ -100,21 +93,15 @@ def main() -> int:
         except SettingsError as error:
             parser.error(str(error))
         figures = run(data, task, progress, console)
-    path = args.json or RESULTS / f"{task.name}-seed{args.seed}{'-shuffled' if args.shuffle_rewards else ''}.json"
+    path = (
+        args.json or report.RESULTS / f"{task.name}-seed{args.seed}{'-shuffled' if args.shuffle_rewards else ''}.json"
+    )
     report.write(path, figures)
     report.draw(path.with_suffix(".png"), figures, task)
     console.print(report.table_of(progress, task))
     seconds = ", ".join(f"{report.NAMES[stage]} {took:.0f} s" for stage, took in progress.seconds.items())
     console.print(f"{seconds}; {path}", highlight=False, soft_wrap=True)
     return verdict(report.faults_of(figures), console)
-
-
-def _fetched(console: Console) -> str:
-    def phase(what: str) -> Any:
-        console.print(what)
-        return lambda: None
-
-    return str(fetch(MODELS[MODEL], "bfloat16", default_folder(), None, phase))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from benchmarks.real.training import AFTER, BEFORE, LESSONS_ALONE, Training
 from whetstone.demo import curve
 from whetstone.domain import stats
 
+RESULTS = ROOT / "docs" / "results"
 MAX_KL = 1.0
 """Nats a token: the largest mean k3 from the base model to the policy in any step, of tasks without lessons."""
 STEP = (

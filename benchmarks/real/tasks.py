@@ -23,6 +23,8 @@ EXAMPLES = ROOT / "examples"
 DEMONSTRATIONS = 64
 """Answers of the rule program that a task's supervised steps imitate, the same for every seed."""
 DEMONSTRATION_SEED = 64
+MICRO_BATCH_TOKENS = 1024
+"""On a CPU: activations take about 2 MB a token, with the default 6 GB, which a small machine lacks beside vLLM."""
 
 
 @dataclass(frozen=True)
