@@ -90,9 +90,9 @@ TASKS = {
             EXAMPLES / "records" / "app.py",
             right="exact record",
             fields="right fields",
-            steps=16,
-            training=("--attempts", "8", "--pause-s", "4"),
-            lessons=Lessons(lambda messages: records.teach(messages[-1]["content"]), steps=6, questions=239),
+            steps=12,
+            training=("--attempts", "8", "--pause-s", "6"),
+            lessons=Lessons(lambda messages: records.teach(messages[-1]["content"]), steps=6, questions=280),
             settings=WITH_LESSONS,
         ),
         Task(

@@ -37,37 +37,35 @@ def _compounds(beginnings: str, endings: str) -> str:
     return " ".join(beginning + ending for beginning in beginnings.split() for ending in endings.split())
 
 
-FIRST: dict[Split, str] = {
-    "train": (
-        "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
-        "Paula Quentin Rosa Simon Tanja Urban Vera Walter Xenia Yusuf Zoe Adele Benno Clara Dario"
-    ),
-    "eval": "Alice Boris Diana Emil Fiona Georg Helen Ivan Julia Kevin Lena Martin",
-}
-LAST: dict[Split, str] = {
-    "train": (
-        "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
-        "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost "
-        + _compounds(
-            "Al Bar Cor Del Er Fal Gar Hol Is Jar Kel Lor Mar Nor Ol Pel Quin Ros Sal Tor Ul Ver Wal Yor Zel",
-            "berg dahl ez mann ner sen ski son stein ti ton vic",
-        )
-    ),
-    "eval": "Adams Brandt Conti Duval Ekman Foster Gomez Huber Ingram Jonker Kowal Lind",
-}
-ITEMS: dict[Split, str] = {
-    "train": (
-        "lamp chair bottle knife tent pillow mirror ladder bucket clock desk candle "
-        "table sofa carpet curtain towel plate bowl spoon fork glass mug jar box bag "
-        "basket brush broom rope chain lock key door window brick tile pipe pump "
-        "motor wheel tire bicycle skate helmet glove scarf jacket shirt boot shoe hat "
-        "belt watch ring book map pen"
-    ),
-    "eval": (
-        "kettle shelf blanket hammer vase stool cup drum guitar flute nail screw saw "
-        "coat sock stamp globe kite magnet oven"
-    ),
-}
+def _split(words: str) -> dict[Split, tuple[str, ...]]:
+    """Hold out every fifth word, in an order that is drawn once, so that both splits have words of the same kinds."""
+    order = sorted(set(words.split()))
+    random.Random(0).shuffle(order)
+    return {"train": tuple(word for k, word in enumerate(order) if k % 5), "eval": tuple(order[::5])}
+
+
+FIRST = _split(
+    "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
+    "Paula Quentin Rosa Simon Tanja Urban Vera Walter Xenia Yusuf Zoe Adele Benno Clara Dario "
+    "Alice Boris Diana Emil Fiona Georg Helen Ivan Julia Kevin Lena Martin"
+)
+LAST = _split(
+    "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
+    "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost "
+    "Adams Brandt Conti Duval Ekman Foster Gomez Huber Ingram Jonker Kowal Lind "
+    + _compounds(
+        "Al Bar Cor Del Er Fal Gar Hol Is Jar Kel Lor Mar Nor Ol Pel Quin Ros Sal Tor Ul Ver Wal Yor Zel",
+        "berg dahl ez mann ner sen ski son stein ti ton vic",
+    )
+)
+ITEMS = _split(
+    "lamp chair bottle knife tent pillow mirror ladder bucket clock desk candle "
+    "table sofa carpet curtain towel plate bowl spoon fork glass mug jar box bag "
+    "basket brush broom rope chain lock key door window brick tile pipe pump "
+    "motor wheel tire bicycle skate helmet glove scarf jacket shirt boot shoe hat "
+    "belt watch ring book map pen kettle shelf blanket hammer vase stool cup "
+    "drum guitar flute nail screw saw coat sock stamp globe kite magnet oven"
+)
 DAYS = 30
 """Orders of at most so many days are refunded."""
 TURNS = 3
@@ -144,8 +142,8 @@ class Request:
 def request(split: Split, seed: int, number: int) -> Request:
     """Return a request; equal arguments give equal ones. Held-out requests are the same for any seed."""
     rng = random.Random(f"{split} {seed if split == 'train' else 0} {number}")
-    name = f"{rng.choice(FIRST[split].split())} {rng.choice(LAST[split].split())}"
-    text = rng.choice(SENTENCES[split]).format(name=name, item=rng.choice(ITEMS[split].split()))
+    name = f"{rng.choice(FIRST[split])} {rng.choice(LAST[split])}"
+    text = rng.choice(SENTENCES[split]).format(name=name, item=rng.choice(ITEMS[split]))
     return Request(text, name, rng.randrange(1000, 9999), rng.randrange(2, 60), rng.randrange(5, 300))
 
 
@@ -167,4 +165,4 @@ def teach(messages: list[Message]) -> str | list[tuple[str, dict[str, Any]]]:
     return [action] if "done" not in json.loads(last["content"]) else reply_for(*action)
 
 
-_NAME = re.compile(rf"\b({FIRST['train'].replace(' ', '|')}) ({LAST['train'].replace(' ', '|')})\b")
+_NAME = re.compile(rf"\b({'|'.join(FIRST['train'])}) ({'|'.join(LAST['train'])})\b")

@@ -1,8 +1,8 @@
 """Order messages, made from sentences with gaps, and the facts that each holds.
 
 Training and held-out messages share no sentence, no name, no town, no article and no remark: a right record of a
-held-out message shows that the model has learned to find the facts, not which words they are. Most words of training
-are made of two parts, so that there are too many of them to be learned by heart.
+held-out message shows that the model has learned to find the facts, not which words they are. Most words are made of
+two parts, so that there are too many of them to be learned by heart; held-out ones are drawn from the same lists.
 """
 
 import json
@@ -70,55 +70,53 @@ def _compounds(beginnings: str, endings: str) -> str:
     return " ".join(beginning + ending for beginning in beginnings.split() for ending in endings.split())
 
 
-FIRST: dict[Split, str] = {
-    "train": (
-        "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
-        "Paula Quentin Rosa Simon Tanja Urban Vera Walter Xenia Yusuf Zoe Adele Benno Clara Dario"
-    ),
-    "eval": "Alice Boris Diana Emil Fiona Georg Helen Ivan Julia Kevin Lena Martin",
-}
-LAST: dict[Split, str] = {
-    "train": (
-        "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
-        "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost "
-        + _compounds(
-            "Al Bar Cor Del Er Fal Gar Hol Is Jar Kel Lor Mar Nor Ol Pel Quin Ros Sal Tor Ul Ver Wal Yor Zel",
-            "berg dahl ez mann ner sen ski son stein ti ton vic",
-        )
-    ),
-    "eval": "Adams Brandt Conti Duval Ekman Foster Gomez Huber Ingram Jonker Kowal Lind",
-}
-TOWNS: dict[Split, str] = {
-    "train": (
-        "Oslo Porto Lyon Turin Bergen Gdansk Leeds Malmo Ghent Basel Cork Graz Split Varna Tartu "
-        "Vienna Prague Madrid Lisbon Athens Dublin Munich Geneva Naples Venice Zagreb Warsaw "
-        "Helsinki Brussels Hamburg Krakow Bristol Antwerp Utrecht Toulouse Cologne Florence "
-        + _compounds(
-            "Alder Birch Cold Dun East Fair Green High Iron Kings Lang Mill North Oak Port Red Stone Wester",
-            "bridge burg bury dale field ford ham haven mouth stad ton ville wick",
-        )
-    ),
-    "eval": "Bonn Nantes Parma Aarhus Derby Riga Seville Linz Paris London Berlin Milan Rome Bruges",
-}
+def _split(words: str) -> dict[Split, tuple[str, ...]]:
+    """Hold out every fifth word, in an order that is drawn once, so that both splits have words of the same kinds."""
+    order = sorted(set(words.split()))
+    random.Random(0).shuffle(order)
+    return {"train": tuple(word for k, word in enumerate(order) if k % 5), "eval": tuple(order[::5])}
+
+
+FIRST = _split(
+    "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
+    "Paula Quentin Rosa Simon Tanja Urban Vera Walter Xenia Yusuf Zoe Adele Benno Clara Dario "
+    "Alice Boris Diana Emil Fiona Georg Helen Ivan Julia Kevin Lena Martin"
+)
+LAST = _split(
+    "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
+    "Quist Reed Silva Turner Ulrich Vogel Weber Young Ziegler Abel Becker Castro Dahl Engel Frost "
+    "Adams Brandt Conti Duval Ekman Foster Gomez Huber Ingram Jonker Kowal Lind "
+    + _compounds(
+        "Al Bar Cor Del Er Fal Gar Hol Is Jar Kel Lor Mar Nor Ol Pel Quin Ros Sal Tor Ul Ver Wal Yor Zel",
+        "berg dahl ez mann ner sen ski son stein ti ton vic",
+    )
+)
+TOWNS = _split(
+    "Oslo Porto Lyon Turin Bergen Gdansk Leeds Malmo Ghent Basel Cork Graz Split Varna Tartu "
+    "Vienna Prague Madrid Lisbon Athens Dublin Munich Geneva Naples Venice Zagreb Warsaw "
+    "Helsinki Brussels Hamburg Krakow Bristol Antwerp Utrecht Toulouse Cologne Florence "
+    "Bonn Nantes Parma Aarhus Derby Riga Seville Linz Paris London Berlin Milan Rome Bruges "
+    + _compounds(
+        "Alder Birch Cold Dun East Fair Green High Iron Kings Lang Mill North Oak Port Red Stone Wester",
+        "bridge burg bury dale field ford ham haven mouth stad ton ville wick",
+    )
+)
 _THINGS = (
     "lamps chairs bottles knives tents pillows mirrors ladders buckets clocks desks candles "
     "tables sofas carpets curtains towels plates bowls spoons forks glasses mugs jars boxes bags "
     "baskets brushes brooms ropes chains locks keys doors windows bricks tiles pipes pumps "
     "motors wheels tires bicycles skates helmets gloves scarves jackets shirts boots shoes hats "
-    "belts watches rings books maps pens"
+    "belts watches rings books maps pens kettles shelves blankets hammers vases stools cups "
+    "drums guitars flutes nails screws saws coats socks stamps globes kites magnets ovens"
 )
-ITEMS: dict[Split, str] = {
-    "train": _THINGS
+ITEMS = _split(
+    _THINGS
     + " "
     + _compounds(
         "arm bath bed camp farm field garden hand head house lunch night rain river school sea snow tea toy wall wind",
         _THINGS,
-    ),
-    "eval": (
-        "kettles shelves blankets hammers vases stools cups drums guitars flutes nails screws saws "
-        "coats socks stamps globes kites magnets ovens"
-    ),
-}
+    )
+)
 COUNTS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 """The count 2 and so on, in words. Half of the messages have a word, the others a number."""
 
@@ -134,9 +132,9 @@ def record(split: Split, seed: int, number: int) -> tuple[str, Facts]:
     """Return a message and its facts; equal arguments give equal ones. Held-out messages are the same for any seed."""
     rng = random.Random(f"{split} {seed if split == 'train' else 0} {number}")
     count = rng.randrange(2, len(COUNTS) + 2)
-    names, (town, place) = rng.sample(FIRST[split].split(), 2), rng.sample(TOWNS[split].split(), 2)
-    name, other = (f"{first} {rng.choice(LAST[split].split())}" for first in names)
-    facts: Facts = {"name": name, "town": town, "item": rng.choice(ITEMS[split].split()), "count": count}
+    names, (town, place) = rng.sample(FIRST[split], 2), rng.sample(TOWNS[split], 2)
+    name, other = (f"{first} {rng.choice(LAST[split])}" for first in names)
+    facts: Facts = {"name": name, "town": town, "item": rng.choice(ITEMS[split]), "count": count}
     shown = facts | {"count": rng.choice((str(count), COUNTS[count - 2]))}
     text = rng.choice(SENTENCES[split]).format(**shown)
     if rng.random() < 2 / 3:

@@ -21,7 +21,7 @@ import desk  # noqa: E402
 
 def test_held_out_requests_share_no_sentence_and_no_value_with_training() -> None:
     for values in (desk.FIRST, desk.LAST, desk.ITEMS):
-        assert not set(values["train"].split()) & set(values["eval"].split())
+        assert not set(values["train"]) & set(values["eval"])
     assert not set(desk.SENTENCES["train"]) & set(desk.SENTENCES["eval"])
 
 

@@ -20,7 +20,7 @@ import records  # noqa: E402
 
 def test_held_out_messages_share_no_sentence_and_no_value_with_training() -> None:
     for values in (records.FIRST, records.LAST, records.TOWNS, records.ITEMS):
-        assert not set(values["train"].split()) & set(values["eval"].split())
+        assert not set(values["train"]) & set(values["eval"])
     for sentences in (records.SENTENCES, records.REMARKS):
         assert not set(sentences["train"]) & set(sentences["eval"])
 
