@@ -31,11 +31,11 @@ def test_the_same_seed_gives_the_same_messages_and_those_of_eval_are_always_the_
     assert records.record("eval", 0, 7) == records.record("eval", 1, 7)
 
 
-def test_the_rule_program_reads_a_quarter_of_the_training_messages_and_errs_about_none() -> None:
+def test_the_rule_program_reads_plain_training_messages_and_errs_about_none() -> None:
     messages = [records.record("train", 64, number) for number in range(1000)]
     scores = [records.score(records.teach(text), facts) for text, facts in messages]
     assert set(scores) == {(1, 1.0), (0, 0.0)}
-    assert 200 < sum(right for right, _ in scores) < 300
+    assert 60 < sum(right for right, _ in scores) < 110
     assert records.teach(records.record("eval", 0, 0)[0]) == "{}"
 
 
