@@ -203,9 +203,9 @@ SHORT = msgspec.structs.replace(PLAN, steps=3, lessons=2)
 def test_lessons_alone_begin_before_rewards_and_take_as_long(tmp_path: Path) -> None:
     policy, progress = ScriptedPolicy([]), begun(tmp_path, SHORT)
     train(policy, progress, tmp_path)
-    asked = TASKS["json"].lessons
-    assert asked is not None
-    lessons = ["teach", f"await {asked.questions} of teacher", "measure starter@v2"]
+    teacher = TASKS["json"].lessons
+    assert teacher is not None
+    lessons = ["teach", f"await {teacher.questions} of teacher", "measure starter@v2"]
     alone = ["promote 2", "measure starter@v8"]
     assert policy.calls == [*lessons, "learn 3", "measure starter@v5", *alone]
     assert [step["kind"] for step in policy.ended] == ["sft"] * 2 + ["grpo"] * 3 + ["sft"] * 3
