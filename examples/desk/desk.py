@@ -23,14 +23,30 @@ SENTENCES: dict[Split, tuple[str, ...]] = {
         "Please take back the {item}. {name}",
         "My {item} is the wrong one, says {name}.",
         "{name} wants to give back the {item}.",
+        "Good morning, {name} is calling about the {item}, it is too heavy.",
+        "The {item} of {name} came in pieces, so please refund it.",
+        "Hello, my name is {name}, and the {item} that I got is too small.",
+        "A refund for {name}, please. The {item} has stopped working.",
+        "It is {name} again. Nobody has refunded the {item} yet.",
+        "We bought the {item} for {name}, but it is not needed.",
+        "Customer {name}: the {item} should go back.",
+        "The caller was {name}, who wants no {item} any more.",
+        "Please write to {name} when the {item} is refunded.",
+        "Order of {name}, one {item}, returned today.",
     ),
     "eval": (
         "Hello, {name} speaking. I am not happy with the {item} and ask for my money.",
         "Could the {item} be refunded? It was bought by {name}.",
         "I sent the {item} back today. Yours, {name}",
         "You have {name} on the line, about a refund for the {item}.",
+        "Could you look at the {item}? For {name} it is too large.",
+        "I write for {name}, whose {item} is damaged.",
+        "About the {item}: {name} asks for the money.",
+        "{name}, a customer for years, returns the {item}.",
     ),
 }
+KNOWN = 8
+"""The rule program knows the first so many sentences of training."""
 
 
 def _compounds(beginnings: str, endings: str) -> str:
@@ -66,11 +82,9 @@ ITEMS = _split(
     "belt watch ring book map pen kettle shelf blanket hammer vase stool cup "
     "drum guitar flute nail screw saw coat sock stamp globe kite magnet oven"
 )
-DAYS = 30
-"""Orders of at most so many days are refunded."""
 TURNS = 3
 
-SYSTEM = f"Find the customer. Refund orders of at most {DAYS} days, else decline. Reply."
+SYSTEM = "Find the customer. Refund the order, but decline a final sale. Reply."
 
 
 def _tool(tool: str, **types: str) -> dict[str, Any]:
@@ -95,8 +109,9 @@ class Request:
     text: str
     name: str
     order: int
-    days: int
     price: int
+    final: bool
+    """A final sale is not refunded."""
     found: bool = False
     """The customer was found."""
     action: tuple[str, dict[str, Any]] | None = None
@@ -105,7 +120,7 @@ class Request:
     @property
     def right_action(self) -> tuple[str, dict[str, Any]]:
         """What is right to do."""
-        if self.days > DAYS:
+        if self.final:
             return "decline", {"order": self.order}
         return "refund", {"order": self.order, "amount": self.price}
 
@@ -122,7 +137,7 @@ class Request:
         if tool == "find":
             known = values == {"name": self.name}
             self.found = self.found or known
-            order = {"order": self.order, "days": self.days, "price": self.price}
+            order = {"order": self.order, "price": self.price, "final": self.final}
             return json.dumps(order if known else {"error": "no such customer"})
         if self.action is None:
             self.action = tool, values
@@ -144,7 +159,7 @@ def request(split: Split, seed: int, number: int) -> Request:
     rng = random.Random(f"{split} {seed if split == 'train' else 0} {number}")
     name = f"{rng.choice(FIRST[split])} {rng.choice(LAST[split])}"
     text = rng.choice(SENTENCES[split]).format(name=name, item=rng.choice(ITEMS[split]))
-    return Request(text, name, rng.randrange(1000, 9999), rng.randrange(2, 60), rng.randrange(5, 300))
+    return Request(text, name, rng.randrange(1000, 9999), rng.randrange(5, 300), rng.random() < 0.5)
 
 
 def reply_for(action: str, arguments: dict[str, Any]) -> str:
@@ -152,17 +167,23 @@ def reply_for(action: str, arguments: dict[str, Any]) -> str:
     return f"We refunded {arguments['amount']} euros." if action == "refund" else "We cannot refund this order."
 
 
+def _pattern(sentence: str) -> re.Pattern[str]:
+    gaps = {"name": r"(?P<name>[A-Z]\w+ [A-Z]\w+)", "item": r"\w+"}
+    parts = re.split(r"\{(\w+)\}", sentence)
+    return re.compile("".join(gaps[p] if k % 2 else re.escape(p) for k, p in enumerate(parts)))
+
+
+_PATTERNS = tuple(map(_pattern, SENTENCES["train"][:KNOWN]))
+
+
 def teach(messages: list[Message]) -> str | list[tuple[str, dict[str, Any]]]:
-    """Return the next turn by rule: a text, or the calls of tools."""
+    """Return the next turn by rule, a text or the calls of tools; of a sentence that is not known, a question."""
     last = messages[-1]
     if last["role"] == "user":
-        (name,) = {f"{first} {last_name}" for first, last_name in _NAME.findall(last["content"])}
-        return [("find", {"name": name})]
+        names = [match["name"] for pattern in _PATTERNS if (match := pattern.fullmatch(last["content"]))]
+        return [("find", {"name": names[0]})] if names else "What is your name?"
     order = json.loads(next(m["content"] for m in messages if m["role"] == "tool"))
     if "error" in order:
         return "We do not know you."
     action = Request("", "", **order).right_action
     return [action] if "done" not in json.loads(last["content"]) else reply_for(*action)
-
-
-_NAME = re.compile(rf"\b({'|'.join(FIRST['train'])}) ({'|'.join(LAST['train'])})\b")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.fakes.teacher import message_of
+from benchmarks.real.tasks import DEMONSTRATION_SEED, DEMONSTRATIONS, TASKS
 from tests.examples.conftest import FakeOpenAI, foreign_imports, run
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "desk"
@@ -31,36 +32,46 @@ def test_the_same_seed_gives_the_same_requests_and_those_of_eval_are_always_the_
     assert desk.request("eval", 0, 7) == desk.request("eval", 1, 7)
 
 
-def test_the_rule_program_solves_every_training_request_in_three_turns() -> None:
+def test_the_rule_program_solves_the_requests_that_it_understands_in_three_turns() -> None:
     actions = Counter[str]()
     for number in range(1000):
         request = desk.request("train", 64, number)
         messages = request.messages()
-        for _ in range(desk.TURNS - 1):
-            ((tool, arguments),) = desk.teach(messages)
+        while not isinstance(turn := desk.teach(messages), str):
+            ((tool, arguments),) = turn
             messages.append({"role": "assistant", "content": None})
             messages.append({"role": "tool", "content": request.use(tool, json.dumps(arguments))})
-        reply = desk.teach(messages)
-        assert isinstance(reply, str) and request.solved(reply)
-        actions[request.right_action[0]] += 1
-    assert set(actions) == {"refund", "decline"} and min(actions.values()) > 300
+        if len(messages) == 2:
+            actions["none"] += 1
+            assert request.reward(turn) == 0
+        else:
+            actions[request.right_action[0]] += 1
+            assert len(messages) == 2 * desk.TURNS and request.reward(turn) == 1
+    assert set(actions) == {"refund", "decline", "none"} and min(actions.values()) > 150 and actions["none"] > 450
+
+
+def test_the_lessons_have_as_many_demonstrations_as_are_imitated() -> None:
+    lessons = TASKS["agent"].lessons
+    assert lessons is not None
+    requests = [desk.request("train", DEMONSTRATION_SEED, number) for number in range(lessons.questions)]
+    assert sum(not isinstance(desk.teach(request.messages()), str) for request in requests) == DEMONSTRATIONS
 
 
 def test_only_the_right_action_and_reply_solve_a_request() -> None:
-    late, early = (desk.Request("", "Anna Berg", 4410, days, 35) for days in (31, 30))
-    assert late.right_action == ("decline", {"order": 4410})
-    assert early.right_action == ("refund", {"order": 4410, "amount": 35})
-    assert json.loads(early.use("find", '{"name": "Anna Berg"}')) == {"order": 4410, "days": 30, "price": 35}
-    assert json.loads(early.use("find", '{"name": "Anna"}')) == {"error": "no such customer"}
-    assert json.loads(early.use("find", "Anna")) == {"error": "no JSON"}
-    assert not early.solved("We refunded 35 euros.")
-    early.use("refund", '{"order": 4410, "amount": 35}')
-    assert early.solved("We refunded 35 euros.") and not early.solved("We refunded 53 euros.")
-    assert (early.reward("We refunded 35 euros."), early.reward("No."), late.reward("No.")) == (1.0, 2 / 3, 0.0)
+    final, other = (desk.Request("", "Anna Berg", 4410, 35, final) for final in (True, False))
+    assert final.right_action == ("decline", {"order": 4410})
+    assert other.right_action == ("refund", {"order": 4410, "amount": 35})
+    assert json.loads(other.use("find", '{"name": "Anna Berg"}')) == {"order": 4410, "price": 35, "final": False}
+    assert json.loads(other.use("find", '{"name": "Anna"}')) == {"error": "no such customer"}
+    assert json.loads(other.use("find", "Anna")) == {"error": "no JSON"}
+    assert not other.solved("We refunded 35 euros.")
+    other.use("refund", '{"order": 4410, "amount": 35}')
+    assert other.solved("We refunded 35 euros.") and not other.solved("We refunded 53 euros.")
+    assert (other.reward("We refunded 35 euros."), other.reward("No."), final.reward("No.")) == (1.0, 2 / 3, 0.0)
 
 
 def test_a_second_action_does_not_undo_the_first() -> None:
-    request = desk.Request("", "Anna Berg", 4410, 30, 35)
+    request = desk.Request("", "Anna Berg", 4410, 35, False)
     request.use("decline", '{"order": 4410}')
     request.use("refund", '{"order": 4410, "amount": 35}')
     assert not request.solved("We refunded 35 euros.")
@@ -98,10 +109,16 @@ def server() -> Iterator[Server]:
 def test_attempts_at_a_request_are_a_group_and_each_gets_its_reward(server: Server) -> None:
     server.wrong = False
     report = run(APP, server, "--questions", "24", "--attempts", "8")
-    assert (report["questions"], report["solved"], report["turns"], report["failed_requests"]) == (24, 24, 72, 0)
+    first = [desk.request("train", 0, number) for number in range(3)]
+    known = 8 * sum(not isinstance(desk.teach(request.messages()), str) for request in first)
+    assert 0 < known < 24
+    assert (report["solved"], report["turns"]) == (known, 3 * known + 24 - known)
+    assert (report["questions"], report["failed_requests"]) == (24, 0)
     groups = {headers["x-trajectory-id"]: headers["x-group-id"] for headers in server.headers_seen}
     assert Counter(Counter(groups.values()).values()) == {8: 3}
-    assert {posted["trajectory_id"]: posted["reward"] for posted in server.feedback} == dict.fromkeys(groups, 1.0)
+    rewards = {posted["trajectory_id"]: posted["reward"] for posted in server.feedback}
+    assert rewards.keys() == groups.keys() and Counter(rewards.values()) == {1.0: known, 0.0: 24 - known}
+    assert len({(groups[trajectory], reward) for trajectory, reward in rewards.items()}) == 3
 
 
 @pytest.mark.slow
