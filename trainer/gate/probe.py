@@ -13,9 +13,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -110,7 +109,12 @@ class _ProbedVersions:
         self._candidate = claim.name_out
         self._sampling_s = budget_s / 2
         self._readable = budget_s / 2 / (READINGS * forward_s)
-        self.tokens = 0
+        self._sampled: list[int] = []  # tokens of each request; threads append to it
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens they have sampled."""
+        return sum(self._sampled)
 
     def as_many_as_fit(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         """Return the first of these prompts: so many that there is time to read them beside LEAST_TOKENS of answers."""
@@ -141,26 +145,19 @@ class _ProbedVersions:
             wanted = LEAST_TOKENS - tokens if tokens < LEAST_TOKENS else min(enough - tokens, in_time)
             if wanted <= 0 or (tokens >= LEAST_TOKENS and wanted < length * len(prompts)):
                 break
-        self.tokens += len(answers.logprobs)
+        self._sampled.append(len(answers.logprobs))
         return answers
 
-    def called(self, chats: Sequence[ToolChat], *, parent: bool) -> list[bool]:
-        """Return, for each complete answer, whether it calls only offered tools, with JSON objects as arguments.
+    def chat(self, threads: Executor, chats: Sequence[ToolChat], *, parent: bool) -> list[Future[bool | None]]:
+        """Send all chats at once; return what `_chat` will return of each."""
+        return [threads.submit(self._chat, seed, chat, parent=parent) for seed, chat in enumerate(chats)]
 
-        All chats are sent at once.
+    def _chat(self, seed: int, chat: ToolChat, *, parent: bool) -> bool | None:
+        """Return whether the answer calls only offered tools, with JSON objects as arguments.
+
+        None where that is not known: the answer is cut off, or vLLM refuses this chat from any model, for example
+        because there is no room for an answer.
         """
-        with ThreadPoolExecutor(max_workers=len(chats)) as threads:
-            chat_answers = list(threads.map(partial(self._chat, parent=parent), range(len(chats)), chats))
-        self.tokens += sum(answer.usage.completion_tokens for answer in chat_answers if answer is not None)
-        complete = [
-            (answer.choices[0].message, chat.tools)
-            for answer, chat in zip(chat_answers, chats, strict=True)
-            if answer is not None and answer.choices[0].finish_reason != "length"
-        ]
-        return [_calls(message, tools) for message, tools in complete]
-
-    def _chat(self, seed: int, chat: ToolChat, *, parent: bool) -> "_Chat | None":
-        """Return the answer; None where vLLM refuses this chat from any model: for example, no room for an answer."""
         body = {
             "model": self._parent if parent else self._candidate,
             "messages": chat.messages,
@@ -170,14 +167,15 @@ class _ProbedVersions:
         }
         try:
             answer = msgspec.convert(self._vllm.answer("POST", "/v1/chat/completions", body, CHAT_TIMEOUT_S), _Chat)
-            (_,) = answer.choices
+            (choice,) = answer.choices
         except VllmRefused as error:
             if error.status == BAD_REQUEST:
                 return None
             raise
         except ValueError as error:
             raise VllmRefused(f"{body['model']} answers, but not as vLLM does: {error}") from error
-        return answer
+        self._sampled.append(answer.usage.completion_tokens)
+        return None if choice.finish_reason == "length" else _calls(choice.message, chat.tools)
 
 
 def run_probe(
@@ -198,7 +196,13 @@ def run_probe(
     budget_s = phases.elapsed_s * gate.probe_share / (1 - gate.probe_share)
     speakers = _ProbedVersions(vllm, claim, budget_s, step.forward_s)
     try:
-        return _measured(speakers, claim, learner, step, chats, gate, phases.renew)
+        # Chats take as long as the rest, in which the server would otherwise wait for the trainer.
+        with ThreadPoolExecutor(max_workers=2 * CHATS) as threads:
+            called = {
+                "tool_calls": speakers.chat(threads, chats, parent=False),
+                "parent_tool_calls": speakers.chat(threads, chats, parent=True),
+            }
+            return _measured(speakers, claim, learner, step, called, gate, phases.renew)
     except VllmRefused as error:
         if error.status == NOT_LOADED or not vllm.healthy():
             raise VllmDown(f"it went away, and with it what it had loaded: {error}") from error
@@ -210,7 +214,7 @@ def _measured(
     claim: Claim,
     learner: Learner,
     step: SteppedRows,
-    chats: Sequence[ToolChat],
+    called: Mapping[str, Sequence[Future[bool | None]]],
     gate: GateSettings,
     renew: Callable[[], None],
 ) -> Probe:
@@ -235,6 +239,8 @@ def _measured(
         log.warning("step %s: draw %d of %d: %s", claim.id, draw + 1, DRAWS, why_not)
         noise = None  # the next draw samples both
         renew()
+    calls = {name: [call for chat in chats if (call := chat.result()) is not None] for name, chats in called.items()}
+    renew()
     figures = {
         "k3": served.k3,
         "parent_k3": served.parent_k3,
@@ -249,10 +255,7 @@ def _measured(
         "parent_length": before.length,
         "length_ratio": own.length / before.length,
     }
-    if chats:
-        for name, parent in (("tool_calls", False), ("parent_tool_calls", True)):
-            if called := speakers.called(chats, parent=parent):
-                figures[name] = sum(called) / len(called)
+    figures |= {name: sum(known) / len(known) for name, known in calls.items() if known}
     probe = _probe(speakers, served.k3, figures)
     too_far = _out_of_bounds(figures, gate)
     if too_far is not None:

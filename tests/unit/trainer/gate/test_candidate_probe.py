@@ -1,6 +1,7 @@
 """The gate's first part: a candidate on several servers, what the probe measures, and what it lets through."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,23 @@ def test_a_candidate_that_calls_tools_as_its_parent_does_goes_live(gate: Gate, f
     assert gate.step() is True
     assert gate.live_version == 1
     assert gate.decision().figures["tool_calls"] == 1
+
+
+def test_chats_with_tools_are_asked_while_the_other_answers_are_sampled(gate: Gate, fake: Calling) -> None:
+    gate.offers_tools()
+    roll = {"name": "roll", "arguments": "{}"}
+    fake.calls_of = {"starter@v0": roll, "starter@v1": roll}
+    asked = {CHAT: threading.Event(), "/v1/completions": threading.Event()}
+
+    def waits_for_the_other(path: str) -> bool:
+        if path in asked:
+            asked[path].set()
+            return all(event.wait(30) for event in asked.values())
+        return True
+
+    fake.when_called = waits_for_the_other
+    assert gate.step() is True
+    assert gate.live_version == 1
 
 
 @pytest.mark.parametrize("why", ["cut off", "refused"])
