@@ -1,7 +1,8 @@
 """Refund requests, made from sentences with gaps, the shop's two kinds of tools, and what is right to do.
 
-A request is handled in three turns: find the customer, refund or decline, tell the customer. Training and held-out
-requests share no sentence, no name and no article. There are too many names in training to be learned by heart.
+A request is handled in three turns: find the customer, refund or decline as the shop's rule for the order says, tell
+the customer. Training and held-out requests share no sentence, no name and no article. There are too many names in
+training to be learned by heart.
 """
 
 import json
@@ -84,7 +85,7 @@ ITEMS = _split(
 )
 TURNS = 3
 
-SYSTEM = "Find the customer. Refund the order, but decline a final sale. Reply."
+SYSTEM = "Find the customer. Follow the rule of the order: refund or decline. Reply."
 
 
 def _tool(tool: str, **types: str) -> dict[str, Any]:
@@ -110,8 +111,7 @@ class Request:
     name: str
     order: int
     price: int
-    final: bool
-    """A final sale is not refunded."""
+    rule: Literal["refund", "decline"]
     found: bool = False
     """The customer was found."""
     action: tuple[str, dict[str, Any]] | None = None
@@ -120,9 +120,8 @@ class Request:
     @property
     def right_action(self) -> tuple[str, dict[str, Any]]:
         """What is right to do."""
-        if self.final:
-            return "decline", {"order": self.order}
-        return "refund", {"order": self.order, "amount": self.price}
+        arguments = {"order": self.order}
+        return self.rule, arguments | {"amount": self.price} if self.rule == "refund" else arguments
 
     def messages(self) -> list[Message]:
         """Return the messages of the first turn."""
@@ -137,7 +136,7 @@ class Request:
         if tool == "find":
             known = values == {"name": self.name}
             self.found = self.found or known
-            order = {"order": self.order, "price": self.price, "final": self.final}
+            order = {"order": self.order, "price": self.price, "rule": self.rule}
             return json.dumps(order if known else {"error": "no such customer"})
         if self.action is None:
             self.action = tool, values
@@ -159,7 +158,7 @@ def request(split: Split, seed: int, number: int) -> Request:
     rng = random.Random(f"{split} {seed if split == 'train' else 0} {number}")
     name = f"{rng.choice(FIRST[split])} {rng.choice(LAST[split])}"
     text = rng.choice(SENTENCES[split]).format(name=name, item=rng.choice(ITEMS[split]))
-    return Request(text, name, rng.randrange(1000, 9999), rng.randrange(5, 300), rng.random() < 0.5)
+    return Request(text, name, rng.randrange(1000, 9999), rng.randrange(5, 300), rng.choice(("refund", "decline")))
 
 
 def reply_for(action: str, arguments: dict[str, Any]) -> str:

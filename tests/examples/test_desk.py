@@ -58,20 +58,20 @@ def test_the_lessons_have_as_many_demonstrations_as_are_imitated() -> None:
 
 
 def test_only_the_right_action_and_reply_solve_a_request() -> None:
-    final, other = (desk.Request("", "Anna Berg", 4410, 35, final) for final in (True, False))
-    assert final.right_action == ("decline", {"order": 4410})
+    declined, other = (desk.Request("", "Anna Berg", 4410, 35, rule) for rule in ("decline", "refund"))
+    assert declined.right_action == ("decline", {"order": 4410})
     assert other.right_action == ("refund", {"order": 4410, "amount": 35})
-    assert json.loads(other.use("find", '{"name": "Anna Berg"}')) == {"order": 4410, "price": 35, "final": False}
+    assert json.loads(other.use("find", '{"name": "Anna Berg"}')) == {"order": 4410, "price": 35, "rule": "refund"}
     assert json.loads(other.use("find", '{"name": "Anna"}')) == {"error": "no such customer"}
     assert json.loads(other.use("find", "Anna")) == {"error": "no JSON"}
     assert not other.solved("We refunded 35 euros.")
     other.use("refund", '{"order": 4410, "amount": 35}')
     assert other.solved("We refunded 35 euros.") and not other.solved("We refunded 53 euros.")
-    assert (other.reward("We refunded 35 euros."), other.reward("No."), final.reward("No.")) == (1.0, 2 / 3, 0.0)
+    assert (other.reward("We refunded 35 euros."), other.reward("No."), declined.reward("No.")) == (1.0, 2 / 3, 0.0)
 
 
 def test_a_second_action_does_not_undo_the_first() -> None:
-    request = desk.Request("", "Anna Berg", 4410, 35, False)
+    request = desk.Request("", "Anna Berg", 4410, 35, "refund")
     request.use("decline", '{"order": 4410}')
     request.use("refund", '{"order": 4410, "amount": 35}')
     assert not request.solved("We refunded 35 euros.")
