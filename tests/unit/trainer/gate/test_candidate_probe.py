@@ -261,16 +261,16 @@ def test_a_candidate_that_calls_tools_as_its_parent_does_goes_live(gate: Gate, f
     assert gate.decision().figures["tool_calls"] == 1
 
 
-def test_chats_with_tools_are_asked_while_the_other_answers_are_sampled(gate: Gate, fake: Calling) -> None:
+def test_chats_with_tools_run_while_the_other_answers_are_sampled(gate: Gate, fake: Calling) -> None:
     gate.offers_tools()
     roll = {"name": "roll", "arguments": "{}"}
     fake.calls_of = {"starter@v0": roll, "starter@v1": roll}
-    asked = {CHAT: threading.Event(), "/v1/completions": threading.Event()}
+    begun = {CHAT: threading.Event(), "/v1/completions": threading.Event()}
 
     def waits_for_the_other(path: str) -> bool:
-        if path in asked:
-            asked[path].set()
-            return all(event.wait(30) for event in asked.values())
+        if path in begun:
+            begun[path].set()
+            return all(event.wait(30) for event in begun.values())
         return True
 
     fake.when_called = waits_for_the_other
