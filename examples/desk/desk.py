@@ -34,6 +34,8 @@ SENTENCES: dict[Split, tuple[str, ...]] = {
         "The caller was {name}, who wants no {item} any more.",
         "Please write to {name} when the {item} is refunded.",
         "Order of {name}, one {item}, returned today.",
+        "Hi, {name} from next door, the {item} makes a noise.",
+        "You talked to {name}, the {item} is still broken.",
     ),
     "eval": (
         "Hello, {name} speaking. I am not happy with the {item} and ask for my money.",
@@ -46,7 +48,7 @@ SENTENCES: dict[Split, tuple[str, ...]] = {
         "{name}, a customer for years, returns the {item}.",
     ),
 }
-KNOWN = 8
+KNOWN = 5
 """The rule program knows the first so many sentences of training."""
 
 
@@ -64,7 +66,13 @@ def _split(words: str) -> dict[Split, tuple[str, ...]]:
 FIRST = _split(
     "Anna Bruno Carla David Elena Felix Grace Hugo Irene Jonas Karin Laura Marco Nina Oscar "
     "Paula Quentin Rosa Simon Tanja Urban Vera Walter Xenia Yusuf Zoe Adele Benno Clara Dario "
-    "Alice Boris Diana Emil Fiona Georg Helen Ivan Julia Kevin Lena Martin"
+    "Alice Boris Diana Emil Fiona Georg Helen Ivan Julia Kevin Lena Martin "
+    "Aaron Agnes Albert Amelie Andre Astrid Axel Beatrice Bernard Bianca Caspar Cecilia Claude Conrad Daphne Dennis "
+    "Dora Edgar Edith Elias Ella Emma Enzo Erik Esther Eva Fabian Fatima Flora Frank Frida Gabriel Gerda Gina Gustav "
+    "Hannah Harald Hedwig Henry Hilda Ida Igor Ines Isabel Jacob Jana Jasper Joan Josef Judith Kai Klara Kurt Leo "
+    "Lillian Linus Lotte Louis Lucia Magda Malik Maria Max Melanie Mila Monika Nadia Nathan Nils Nora Olga Oliver Otto "
+    "Pablo Patricia Peter Philip Ralf Rebecca Rita Robert Ruth Samuel Sara Silke Sofia Stefan Susan Teresa Theo Thomas "
+    "Tilda Tobias Ulla Valentin Victor Vincent Wanda Werner Wilma Yvonne"
 )
 LAST = _split(
     "Berg Costa Dorn Evans Fischer Grant Hansen Iversen Jansen Keller Lopez Meyer Novak Olsen Park "
