@@ -67,6 +67,15 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(model: str) -> No
     assert caught.value.param == "model"
 
 
+@pytest.mark.parametrize("model", ["starter@v1", "gpt-4o@v1"])
+def test_the_error_says_how_a_version_that_is_not_loaded_can_be(model: str) -> None:
+    with pytest.raises(UnknownModel, match=r"not loaded: `whetstone pin starter 1` loads"):
+        POLICIES.resolve(model)
+    for other in ("starter", "teacher"):
+        with pytest.raises(UnknownModel, match=r"does not exist; there are"):
+            POLICIES.resolve(f"{other}@v03")
+
+
 def test_the_error_stays_short_however_many_there_are() -> None:
     many = Policies(Policy(f"policy-{n:04}", 0, frozenset({0}), 0) for n in range(5000))
     with pytest.raises(UnknownModel, match="and 9980 more") as caught:
