@@ -178,18 +178,18 @@ class Policies:
         """
         if served := self._live.get(model):
             return served
-        unknown = f"the model {model[:200]!r} does not exist"
+        remedy = ""
         if named := _NAMED_VERSION.fullmatch(model):
             policy, version = self._by_name.get(named["policy"]), int(named["version"])
             if policy and not policy.upstream:
                 if version in policy.served_versions:
                     return ServedVersion(policy.name, version)
-                unknown += f" or is not loaded: `whetstone pin {policy.name} {version}` loads what is on the disk"
+                remedy = f" or is not loaded: `whetstone pin {policy.name} {version}` loads what is on the disk"
         known = [name for policy in self._policies for name in policy.names]
         listed = ", ".join(known[:MAX_LISTED]) or "none yet"
         if len(known) > MAX_LISTED:
             listed += f" and {len(known) - MAX_LISTED} more (GET /v1/models)"
-        raise UnknownModel(f"{unknown}; there are: {listed}", param="model")
+        raise UnknownModel(f"the model {model[:200]!r} does not exist{remedy}; there are: {listed}", param="model")
 
 
 def live_names(policies: Iterable[Policy]) -> list[str]:
