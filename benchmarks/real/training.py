@@ -76,7 +76,8 @@ class Training:
                 options = ["--shuffle-rewards"] if self._plan.shuffle_rewards else []
                 self.policy.learn(left, "--questions", "0", *self._task.training, *options)
         self._measure(AFTER)
-        if lessons is not None and not self._plan.shuffle_rewards and LESSONS_ALONE not in self._progress.measured:
+        is_due = lessons is not None and lessons.alone and not self._plan.shuffle_rewards
+        if is_due and LESSONS_ALONE not in self._progress.measured:
             self._imitate_as_long()
             self._measure(LESSONS_ALONE)
 
