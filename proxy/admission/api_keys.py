@@ -41,6 +41,7 @@ ROUTES: dict[tuple[str, str], KeyScope | None] = {
     ("POST", "/v1/trajectories/{trajectory_id}/end"): "feedback",
     ("GET", "/v1/groups/{group_id}"): "feedback",
     ("POST", "/v1/groups/{group_id}/close"): "feedback",
+    ("GET", "/"): None,
     ("GET", "/health"): None,
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,

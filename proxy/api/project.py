@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Match, Route
 
@@ -68,6 +69,11 @@ def build(
     async def database_away(request: Request, error: Exception) -> Response:
         log.error("%s %s: %s", request.method, request.url.path, error)
         return await answer_error(request, DatabaseAway("the database does not answer; try again soon"))
+
+    @api.get("/", include_in_schema=False)
+    async def root() -> Response:
+        """Lead a browser to the dashboard."""
+        return RedirectResponse("/ui", 303)
 
     @api.get("/v1/models")
     async def models() -> Response:

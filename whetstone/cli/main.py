@@ -20,6 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from typer.core import TyperGroup
 
 from migrations.run import MigrationError
+from whetstone import __version__
 from whetstone.cli.commands.delete import delete
 from whetstone.cli.commands.doctor import doctor
 from whetstone.cli.commands.export import export
@@ -66,6 +67,23 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"whetstone {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
+    ] = False,
+) -> None:
+    """The options of no command."""
+
+
 for name, family in (("policies", policies), ("keys", keys), ("versions", versions), ("models", models)):
     app.add_typer(family, name=name)
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of adapters, sampling and games [0]")]
@@ -107,6 +125,7 @@ def up(
                 f"ready: base_url {stack.proxy_url}/v1, model {settings.policy} ({settings.data}/up.json)",
                 soft_wrap=True,
             )
+            console.print(f"dashboard: {stack.proxy_url}/ui", soft_wrap=True)
             while True:
                 for name in stack.watch():
                     console.print(f"{name} had died or hung and was started again; see {settings.data}/logs/{name}.log")

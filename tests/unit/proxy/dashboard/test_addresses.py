@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from tests.unit.proxy.conftest import RunningProxy
@@ -87,3 +88,8 @@ def raw_response(proxy: RunningProxy, head: str) -> str:
     with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
         connection.sendall((head + "Connection: close\r\n\r\n").encode())
         return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+
+
+def test_the_root_leads_to_the_dashboard(plain_proxy: RunningProxy, person: Person) -> None:
+    for answer in (person.get("/"), httpx.get(f"{plain_proxy.url}/", trust_env=False)):
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui")

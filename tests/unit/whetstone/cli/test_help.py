@@ -1,7 +1,9 @@
 """The help of every command: nothing of its source is lost where it is shown."""
 
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 
 import judge.audit.__main__ as judging
 import trainer.__main__ as training
+from whetstone import __version__
 from whetstone.cli.main import app
 
 ROOTS = {"whetstone": app, "judge": judging.app, "trainer": training.app}
@@ -45,3 +48,18 @@ def test_help_shows_all_that_its_source_says(path: tuple[str, ...], command: Any
     assert shown.exit_code == 0, shown.output
     lost = [text for text in sources(command) if letters(text) not in letters(shown.output)]
     assert lost == []
+
+
+def test_the_version_is_an_option() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.stdout) == (0, f"whetstone {__version__}\n")
+
+
+@pytest.mark.parametrize("group", ["keys", "policies", "models"])
+def test_a_group_alone_is_its_list(group: str, sqlite_template: Path, tmp_path: Path) -> None:
+    shutil.copyfile(sqlite_template, tmp_path / "whetstone.db")
+    options = [] if group == "models" else ["--data", str(tmp_path)]
+    alone, listed = (CliRunner().invoke(app, [group, *command, "--json", *options]) for command in ((), ("list",)))
+    assert alone.exit_code == 0 and alone.stdout == listed.stdout
+    assert "No such command" in CliRunner().invoke(app, [group, "nonsense"]).output
+    assert "Usage" in CliRunner().invoke(app, [group, "--help"]).output

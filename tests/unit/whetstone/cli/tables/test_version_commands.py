@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import pty
 import shutil
 import socket
 import subprocess
@@ -220,6 +221,21 @@ def test_looking_whether_a_data_folder_is_in_use_leaves_it_free(tmp_path: Path) 
     assert not is_locked(tmp_path)
     with exclusive(tmp_path):
         pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("answer", "options", "live"), [(b"n\n", (), 2), (b"y\n", (), 1), (b"", ("--yes",), 1)])
+def test_on_a_terminal_a_rollback_is_confirmed_first(
+    here: Here, answer: bytes, options: tuple[str, ...], live: int
+) -> None:
+    person, terminal = pty.openpty()
+    command = [sys.executable, "-m", "whetstone.cli.main", "rollback", "starter", *options, "--data", str(here.data)]
+    os.write(person, answer)
+    ended = subprocess.run(command, stdin=terminal, capture_output=True, text=True, timeout=60)
+    os.close(person)
+    os.close(terminal)
+    assert ("reject all versions trained since? [y/N]" in ended.stdout) == (not options)
+    assert (ended.returncode, here.live()) == (0 if live == 1 else 1, live), ended.stdout + ended.stderr
 
 
 def test_without_a_stack_moves_are_made_in_the_database(here: Here) -> None:
