@@ -26,6 +26,7 @@ from whetstone.cli.commands.doctor import doctor
 from whetstone.cli.commands.export import export
 from whetstone.cli.commands.import_ import import_log
 from whetstone.cli.commands.keys import keys
+from whetstone.cli.commands.logs import logs
 from whetstone.cli.commands.models import models
 from whetstone.cli.commands.policies import policies
 from whetstone.cli.commands.sql import sql, sql_role
@@ -209,7 +210,7 @@ def judge(context: typer.Context) -> None:
     raise typer.Exit(subprocess.call(command))
 
 
-for other_command in (promote, rollback, pin, trajectories, groups, status, export):
+for other_command in (promote, rollback, pin, trajectories, groups, status, logs, export):
     app.command()(other_command)
 app.command("import")(import_log)
 app.command()(delete)
