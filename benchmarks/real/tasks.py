@@ -35,8 +35,8 @@ class Lessons:
     steps: int
     questions: int
     """To the rule program: as many as give DEMONSTRATIONS right answers. These, with reward 1, are imitated."""
-    alone: bool = True
-    """Whether what as many minutes of more supervised steps give is measured beside the rewards."""
+    compare: bool = True
+    """Whether to measure, for comparison, equally long supervised training without rewards."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Task:
     """What `fields` are, for tables."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings other than the defaults."""
+    decays: bool = False
+    """Whether the learning rate falls over all policy-gradient steps."""
 
 
 WITH_LESSONS = {
@@ -109,8 +111,9 @@ TASKS = {
             fields="right action",
             steps=24,
             training=("--attempts", "8", "--pause-s", "20"),
-            lessons=Lessons(desk.teach, steps=6, questions=211, alone=False),
-            settings=WITH_LESSONS | {"trainer__baseline": "state", "trainer__decay_updates": 96},
+            lessons=Lessons(desk.teach, steps=6, questions=211, compare=False),
+            settings=WITH_LESSONS | {"trainer__baseline": "state"},
+            decays=True,
         ),
     )
 }

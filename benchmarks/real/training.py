@@ -1,4 +1,4 @@
-"""Take a task's stages on a running stack: lessons, rewards, and for comparison more lessons for as long.
+"""Take a task's stages on a running stack: lessons, rewards, and where the task wants it more lessons for as long.
 
 Each stage goes on where a run that was cut off has stopped: steps are counted in SQL, seconds and what was measured in
 the data folder.
@@ -76,7 +76,7 @@ class Training:
                 options = ["--shuffle-rewards"] if self._plan.shuffle_rewards else []
                 self.policy.learn(left, "--questions", "0", *self._task.training, *options)
         self._measure(AFTER)
-        is_due = lessons is not None and lessons.alone and not self._plan.shuffle_rewards
+        is_due = lessons is not None and lessons.compare and not self._plan.shuffle_rewards
         if is_due and LESSONS_ALONE not in self._progress.measured:
             self._imitate_as_long()
             self._measure(LESSONS_ALONE)

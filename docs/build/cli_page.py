@@ -10,9 +10,10 @@ from whetstone.cli.main import EXIT_CODES, app
 
 HEAD = """# The command line
 
-`whetstone COMMAND --help` says the same. Every command takes `--data DIR`, the folder that the stack runs on (`data`
-without it), and `--config FILE`. What prints facts takes `--json`: one array or object on stdout, with the names of the
-[views](views.md); notes go to stderr. In a pipe, and with `NO_COLOR` set, nothing is coloured.
+`whetstone COMMAND --help` says the same, `whetstone --version` which version it is. Every command takes `--data DIR`,
+the folder that the stack runs on (`data` without it), and `--config FILE`. What prints facts takes `--json`: one array
+or object on stdout, with the names of the [views](views.md); notes go to stderr. In a pipe, and with `NO_COLOR` set,
+nothing is coloured.
 """
 NOT_RUN = "<!-- not run: an example of the help; each command has tests of its own -->"
 COMPLETION = """## Completion

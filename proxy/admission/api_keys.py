@@ -46,8 +46,8 @@ ROUTES: dict[tuple[str, str], KeyScope | None] = {
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,
 }
-"""Method and path, as FastAPI writes it -> scope. None: public; the answer shows only that the proxy is running. A
-route that is not listed is for admins."""
+"""Method and path, as FastAPI writes it -> scope. None: public; the answer shows only that the proxy is running, or
+leads to the dashboard. A route that is not listed is for admins."""
 
 CONTENT = frozenset({"comment", "demonstration", "metadata", "end_user", "code_error", "judge_waits"})
 """Fields of feedback, trajectories and groups that may contain or quote text of apps and people. Only admins may read
@@ -201,8 +201,8 @@ def path_hint(path: str) -> str:
 
 
 def _almost(path: str) -> list[str]:
-    """Return the path with one more /v1, and with one less if it has one."""
-    return ["/v1" + path, *([path.removeprefix("/v1")] if path.startswith("/v1/") else [])]
+    """Return the path with one more /v1, and with one less if it has one and is more than that."""
+    return ["/v1" + path, *([path.removeprefix("/v1")] if path.startswith("/v1/") and path != "/v1/" else [])]
 
 
 def _pattern(path: str) -> re.Pattern[str]:

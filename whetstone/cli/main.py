@@ -70,8 +70,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(context: typer.Context, wanted: bool) -> None:
+    """Print the version and exit, but not while the shell completes."""
+    if wanted and not context.resilient_parsing:
         typer.echo(f"whetstone {__version__}")
         raise typer.Exit
 
@@ -82,7 +83,7 @@ def main_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
     ] = False,
 ) -> None:
-    """The options of no command."""
+    """Define the options of `whetstone` itself."""
 
 
 for name, family in (("policies", policies), ("keys", keys), ("versions", versions), ("models", models)):

@@ -24,10 +24,11 @@ errors = Console(stderr=True)
 
 
 class ListsByDefault(TyperGroup):
-    """Runs a group without a command as its `list`: `keys`, `keys --json`."""
+    """Run a group's `list` where no command is given: `keys`, `keys --json`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] != "--help"):
+        # While the shell completes, the words that are there decide.
+        if not ctx.resilient_parsing and (not args or (args[0].startswith("-") and args[0] != "--help")):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 

@@ -48,7 +48,9 @@ def test_a_task_with_lessons_goes_from_its_teacher_to_rewards_and_its_run_goes_o
     assert kinds[: lessons + 1] == ["sft"] * lessons + ["grpo"] and set(kinds[lessons + 1 :]) <= {"sft", "grpo"}, (
         first.stdout + first.stderr
     )
-    alone = ["lessons alone"] if task == "json" else []
+    teacher = TASKS[task].lessons
+    assert teacher is not None
+    alone = ["lessons alone"] if teacher.compare else []
     assert list(figures["measured"]) == ["before", "after", *alone]
     assert all(figures["seconds"][stage] >= figures["seconds"]["after"] > 0 for stage in alone)
     assert figures["failed_requests"] == 0
@@ -229,6 +231,13 @@ def test_a_run_that_is_cut_off_anywhere_takes_each_step_once(cut_off: int, tmp_p
     progress = begun(tmp_path, SHORT)
     assert [measurement.version for measurement in progress.measured.values()] == [f"starter@v{n}" for n in (2, 5, 8)]
     assert progress.seconds == {"before": 20.0, "after": 30.0, "lessons alone": 30.0}
+
+
+def test_a_task_that_wants_no_comparison_takes_no_more_lessons(tmp_path: Path) -> None:
+    policy, plan = ScriptedPolicy([]), msgspec.structs.replace(SHORT, task="agent")
+    progress = begun(tmp_path, plan)
+    train(policy, progress, tmp_path)
+    assert policy.calls[-1] == "measure starter@v5" and list(progress.measured) == ["before", "after"]
 
 
 def test_the_control_shuffles_rewards_and_measures_no_lessons_alone(tmp_path: Path) -> None:

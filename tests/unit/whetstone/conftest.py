@@ -1,5 +1,6 @@
 """The command line as its script runs it, and a small vLLM on the real wire of chat completions, with chosen faults."""
 
+import io
 import json
 import math
 import sys
@@ -40,6 +41,7 @@ def whetstone(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["whetstone", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal, where pytest has one
         code = 0
         try:
             main()

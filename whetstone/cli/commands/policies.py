@@ -19,7 +19,7 @@ from whetstone.cli.options import (
 from whetstone.config.settings import load
 from whetstone.terminal.fitting import Fitting
 
-policies = typer.Typer(cls=ListsByDefault, help="What learns and what only records; alone: list them.")
+policies = typer.Typer(cls=ListsByDefault, help="What learns and what only records. Without a command: list them.")
 
 
 @policies.command("list")

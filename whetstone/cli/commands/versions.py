@@ -39,7 +39,8 @@ class _Lists(TyperGroup):
     """Runs `versions starter` as `versions list starter`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in {*self.commands, "--help"}:
+        # While the shell completes, the words that are there decide.
+        if not ctx.resilient_parsing and (not args or args[0] not in {*self.commands, "--help"}):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
@@ -168,7 +169,7 @@ def rollback(
         int | None, typer.Option("--to", min=0, help="A version that the live one descends from [its parent]")
     ] = None,
     reason: Reason = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first, as it does on a terminal")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation (only a terminal is asked)")] = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -176,7 +177,7 @@ def rollback(
 
     The live version and all versions trained from it are rejected, and their answers are no longer trained on.
 
-    Exit code 0 if it was done, 1 if it is refused, 2 if a stack runs whose proxy cannot be reached.
+    Exit code 0 if it was done, 1 if it is refused or not confirmed, 2 if a stack runs whose proxy cannot be reached.
 
     Example:
 
@@ -184,10 +185,12 @@ def rollback(
     """
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
-    if not yes and sys.stdin.isatty():
-        goal = "the version it was trained from" if to is None else f"version {to}"
-        question = f"Go back from the live version of {name} to {goal}, and reject all versions trained since?"
-        typer.confirm(question, abort=True)
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
+        # The version that is confirmed is the one that is made live, whatever is promoted meanwhile.
+        to = line.before(name) if to is None else to
+        if to is not None:
+            question = f"Make version {to} of {name} live again, and reject the live version and its line back to {to}?"
+            typer.confirm(question, abort=True, err=True)
     _print_move(name, line.roll_back(name, to, reason))
 
 

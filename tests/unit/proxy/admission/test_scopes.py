@@ -92,7 +92,7 @@ def test_the_table_has_no_route_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        *(("GET", path) for path in ("", "/nosuch", "/openapi.json", "/docs", "/admin", "/v1", "/v1/v1")),
+        *(("GET", path) for path in ("", "/v1/", "/nosuch", "/openapi.json", "/docs", "/admin", "/v1", "/v1/v1")),
         *(("GET", path) for path in ("/healthz/", "/healthz\n", "/readyz/x", "//healthz", "/HEALTHZ", "/v1/models/")),
         *(("GET", path) for path in ("/v1/trajectories/a/b", "/v1/trajectories/", "/v1/admin/keys", "/v1/metrics")),
         *(

@@ -59,6 +59,37 @@ def test_a_file_of_any_size_is_read_from_its_end(
     assert shown == (whole[-size:] if size else [])
 
 
+def test_a_last_line_that_has_not_ended_is_shown_too(data: Path) -> None:
+    with (data / "logs" / "proxy.log").open("a") as log:
+        log.write("Fatal")
+    assert run(data, "proxy", "-n", "1").stdout == "line 99\nFatal\n"
+
+
+def test_a_part_of_several_processes_is_shown_by_the_name_they_share(data: Path) -> None:
+    for number in (1, 2):
+        (data / "logs" / f"vllm-{number}.log").write_text(f"server {number}\n")
+    assert run(data, "vllm").stdout == "vllm-1  | server 1\nvllm-2  | server 2\n"
+    assert run(data, "vllm-2").stdout == "server 2\n"
+
+
+def test_a_log_that_cannot_be_read_is_an_error_with_its_path(data: Path) -> None:
+    (data / "logs" / "judge.log").mkdir()
+    result = run(data, "judge")
+    assert isinstance(result.exception, SettingsError) and "judge.log cannot be read" in str(result.exception)
+
+
+def test_a_file_that_goes_or_is_cut_is_read_from_its_new_beginning(data: Path) -> None:
+    path = data / "logs" / "proxy.log"
+    tail = logs._Tail(path, 1)
+    assert list(tail.new_lines()) == ["line 99"]
+    path.write_text("cut\n")
+    assert list(tail.new_lines()) == ["cut"]
+    path.unlink()
+    assert list(tail.new_lines()) == []
+    path.write_text("new\n")
+    assert list(tail.new_lines()) == ["new"]
+
+
 @pytest.fixture
 def following(data: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-u", "-m", "whetstone.cli.main", "logs", "-f", "-n", "1", "--data", str(data)]

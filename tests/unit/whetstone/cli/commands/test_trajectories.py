@@ -322,6 +322,13 @@ def test_the_shell_is_told_the_names_of_policies(here: Here) -> None:
     assert result.stdout.split() == ["starter", "stranger"]
 
 
+def test_the_shell_completes_the_commands_of_a_group_that_alone_lists() -> None:
+    words = {"_WHETSTONE_COMPLETE": "complete_bash", "COMP_CWORD": "2", "COMP_WORDS": "whetstone keys c"}
+    program = Path(sys.executable).with_name("whetstone")
+    result = subprocess.run([program], env={**os.environ, **words}, capture_output=True, text=True)
+    assert result.stdout.split() == ["create"]
+
+
 def test_policies_are_told_as_json(here: Here) -> None:
     (row,) = here.told("policies", "list")
     assert (row["policy"], row["live_version"], row["state"]) == ("starter", 0, "training")

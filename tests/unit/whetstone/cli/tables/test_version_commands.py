@@ -234,7 +234,7 @@ def test_on_a_terminal_a_rollback_is_confirmed_first(
     ended = subprocess.run(command, stdin=terminal, capture_output=True, text=True, timeout=60)
     os.close(person)
     os.close(terminal)
-    assert ("reject all versions trained since? [y/N]" in ended.stdout) == (not options)
+    assert ("Make version 1 of starter live again" in ended.stderr) == (not options)
     assert (ended.returncode, here.live()) == (0 if live == 1 else 1, live), ended.stdout + ended.stderr
 
 
