@@ -21,6 +21,8 @@ HOME, OTHER = "default", "acme"
 POLICY = {HOME: "starter", OTHER: "acme-agent"}
 SCOPES: tuple[KeyScope, ...] = ("inference", "feedback", "admin")
 CHAT = "/v1/chat/completions"
+ROOT = ("GET", "/")
+"""It leads to the dashboard, with any key and without."""
 OPEN = {("GET", "/health"), ("GET", "/healthz"), ("GET", "/readyz")}
 AS_UNKNOWN = {
     ("POST", "/v1/trajectories/{trajectory_id}/end"): 202,
@@ -167,6 +169,10 @@ def test_without_a_right_key_nothing_opens_and_every_wrong_one_is_answered_alike
     wrong = [new_key()[1], "sk-x", "wsk_x", *world.over(HOME), *world.over(OTHER)]
     wait_for(lambda: all(world.ask(key, "GET", "/v1/models").status_code == 401 for key in wrong))
     for route in world.routes():
+        if route == ROOT:
+            answers = {asked(world, route, key, HOME).headers["location"] for key in (None, *wrong)}
+            assert answers == {"/ui"}
+            continue
         if route in OPEN:
             answer = asked(world, route, None, HOME)
             assert answer.content == b"" if route == ("GET", "/health") else set(answer.json()) == {"status"}
@@ -195,6 +201,9 @@ def test_ones_own_is_answered(world: World) -> None:
             answer = asked(world, route, world.keys[project, "admin"], project)
             if (route, project) == (OF_ALL, OTHER):
                 assert answer.status_code == 403
+                continue
+            if route == ROOT:
+                assert answer.headers["location"] == "/ui"
                 continue
             if route == CANCEL:
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_id")

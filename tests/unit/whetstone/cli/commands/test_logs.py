@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,9 @@ def test_a_file_that_goes_or_is_cut_is_read_from_its_new_beginning(data: Path) -
 @pytest.fixture
 def following(data: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-u", "-m", "whetstone.cli.main", "logs", "-f", "-n", "1", "--data", str(data)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    # A test run in the background ignores SIGINT, and what it starts would, too.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heeds) as process:  # noqa: PLW1509
         yield process
         process.kill()
 
