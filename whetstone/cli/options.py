@@ -28,9 +28,13 @@ class ListsByDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         # While the shell completes, the words that are there decide.
-        if not ctx.resilient_parsing and (not args or (args[0].startswith("-") and args[0] != "--help")):
+        if not ctx.resilient_parsing and (not args or (args[0] != "--help" and self.lists(args[0]))):
             args = ["list", *args]
         return super().parse_args(ctx, args)
+
+    def lists(self, word: str) -> bool:
+        """Return whether a first word belongs to `list`."""
+        return word.startswith("-")
 
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of database, adapters and logs [data]")]

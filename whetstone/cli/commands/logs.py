@@ -59,8 +59,6 @@ def logs(
                 _print(name, tail.new_lines(), width)
     except KeyboardInterrupt:
         return
-    except OSError as error:
-        raise SettingsError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def _logs(folder: Path) -> dict[str, Path]:
@@ -88,7 +86,7 @@ class _Tail:
         """Yield the lines that have ended since.
 
         Raises:
-            OSError: the file cannot be read.
+            SettingsError: the file cannot be read.
         """
         try:
             file = self._path.open("rb")
@@ -96,6 +94,8 @@ class _Tail:
             # The file that comes in its place is new, even with the same inode.
             self._inode = -1
             return
+        except OSError as error:
+            raise SettingsError(f"{self._path} cannot be read: {error.strerror}") from error
         with file:
             state = os.fstat(file.fileno())
             if state.st_ino != self._inode or state.st_size < self._offset:
@@ -128,8 +128,9 @@ def _start_of_last(descriptor: int, lines: int) -> int:
         block = os.pread(descriptor, offset - start, start)
         count = block.count(b"\n")
         if count >= wanted:
-            for _ in range(wanted - 1):
-                block = block[: block.rindex(b"\n")]
-            return start + block.rindex(b"\n") + 1
+            at = len(block)
+            for _ in range(wanted):
+                at = block.rindex(b"\n", 0, at)
+            return start + at + 1
         wanted, offset = wanted - count, start
     return 0

@@ -9,12 +9,12 @@ import typer
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
-from typer.core import TyperGroup
 
 from whetstone.cli.options import (
     ConfigOption,
     DataOption,
     JsonOption,
+    ListsByDefault,
     PolicyArgument,
     console,
     engine_of,
@@ -35,14 +35,11 @@ Reason = Annotated[str | None, typer.Option("--reason", help="Why, for who reads
 Named = Annotated[str, typer.Argument(metavar="POLICY@vN", help="The version, as apps name it: starter@v3")]
 
 
-class _Lists(TyperGroup):
-    """Runs `versions starter` as `versions list starter`."""
+class _Lists(ListsByDefault):
+    """Run `versions starter` as `versions list starter`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # While the shell completes, the words that are there decide.
-        if not ctx.resilient_parsing and (not args or args[0] not in {*self.commands, "--help"}):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
+    def lists(self, word: str) -> bool:
+        return word not in self.commands
 
 
 versions = typer.Typer(

@@ -79,6 +79,17 @@ def test_a_log_that_cannot_be_read_is_an_error_with_its_path(data: Path) -> None
     assert isinstance(result.exception, SettingsError) and "judge.log cannot be read" in str(result.exception)
 
 
+@pytest.mark.slow
+def test_a_reader_that_has_read_enough_ends_it_without_an_error(data: Path) -> None:
+    (data / "logs" / "proxy.log").write_text("line\n" * 100_000)
+    command = [sys.executable, "-m", "whetstone.cli.main", "logs", "proxy", "-n", "100000", "--data", str(data)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "line\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
 def test_a_file_that_goes_or_is_cut_is_read_from_its_new_beginning(data: Path) -> None:
     path = data / "logs" / "proxy.log"
     tail = logs._Tail(path, 1)
