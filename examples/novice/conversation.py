@@ -1,17 +1,10 @@
-"""A conversation that the novice learns a format from."""
+"""What the formats of the novice draw: conversations, as those of the starter."""
 
-from dataclasses import dataclass, field
-from typing import Any
+import sys
+from pathlib import Path
 
-Message = dict[str, Any]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "starter"))
 
+from formats import Conversation, Message
 
-@dataclass(frozen=True)
-class Conversation:
-    """Messages as an OpenAI client would send them, and the tools offered with them."""
-
-    messages: list[Message]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    choices: list[list[str]] = field(default_factory=list)
-    """For each assistant message the texts that are equally right as its first token, one token each; none for a
-    message in which only its own text is. Empty where that holds for all messages."""
+__all__ = ["Conversation", "Message"]

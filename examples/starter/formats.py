@@ -30,7 +30,8 @@ class Conversation:
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     choices: list[list[str]] = field(default_factory=list)
-    """For each assistant message the answers that are equally right, one token each; empty if only the text is."""
+    """For each assistant message the texts that are equally right as its first token, one token each; none for a
+    message in which only its own text is. Empty where that holds for all messages."""
 
 
 def random_game(rng: random.Random) -> Conversation:

@@ -11,14 +11,14 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import formats
 import player
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GenerationConfig,
     PreTrainedTokenizerBase,
@@ -30,6 +30,8 @@ from transformers import (
 MODEL = Path(__file__).resolve().parents[2] / "whetstone" / "starter"
 VOCABULARY = 512
 POSITIONS = 2048
+HEAD = 32
+"""Dimensions of an attention head."""
 LEARNING_RATE = 2e-3
 SEEN_AFTER = 3
 """Layers, of four, after which the model is to know what is on a board. The last is left for what to do about it."""
@@ -44,25 +46,32 @@ WORDS = r"\n| ?[A-Z]?[a-z]+| ?[A-Z]|\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 nothing merges across the newline between a role and what it says."""
 
 
-def make_tokenizer(rng: random.Random) -> PreTrainedTokenizerBase:
-    """A byte-level BPE trained on 3,000 conversations, with the chat template."""
+def make_tokenizer(
+    rng: random.Random,
+    kinds: dict[formats.Kind, int] = formats.KINDS,
+    vocabulary: int = VOCABULARY,
+    words: Sequence[str] = (),
+) -> PreTrainedTokenizerBase:
+    """Return a byte-level BPE trained on 3,000 conversations, with the chat template. Each of `words` is one token."""
     backend = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"), byte_level])
     backend.decoder = decoders.ByteLevel()
-    kinds = [kind for kind, share in formats.KINDS.items() for _ in range(share)]
+    drawn = [kind for kind, share in kinds.items() for _ in range(share)]
     renderer = wrap(backend)
     pieces = re.compile("|".join(map(re.escape, CONTROL + MARKUP)))
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKUP),
+        vocab_size=vocabulary - len(MARKUP) - len(words),
         special_tokens=list(CONTROL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (render(renderer, rng.choice(kinds)(rng)) for _ in range(3000))
+    texts = (render(renderer, rng.choice(drawn)(rng)) for _ in range(3000))
     backend.train_from_iterator((piece for text in texts for piece in pieces.split(text)), trainer)
     tokenizer = wrap(backend)
     tokenizer.add_tokens(list(MARKUP))
+    missing = [word for word in words if len(tokenizer.encode(word, add_special_tokens=False)) > 1]
+    tokenizer.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in missing])
     return tokenizer
 
 
@@ -85,20 +94,20 @@ def render(tokenizer: PreTrainedTokenizerBase, conversation: formats.Conversatio
     return str(tokenizer.apply_chat_template(conversation.messages, tools=tools, tokenize=False))
 
 
-def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
-    """A Qwen3 of about 0.85M parameters, freshly initialised.
+def make_model(tokenizer: PreTrainedTokenizerBase, width: int = 128, intermediate: int = 384) -> Qwen3ForCausalLM:
+    """Return a Qwen3, freshly initialised: with the defaults of about 0.85M parameters.
 
     The initial spread suits a width of 128, and the low rotary base suits prompts of tens of tokens, in which a cell
     is found by its distance: with Qwen3's defaults (0.02 and 10,000 or more) the loss falls later.
     """
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=intermediate,
         num_hidden_layers=4,
-        num_attention_heads=4,
+        num_attention_heads=width // HEAD,
         num_key_value_heads=2,
-        head_dim=32,
+        head_dim=HEAD,
         max_position_embeddings=POSITIONS,
         initializer_range=0.07,
         rope_parameters={"rope_type": "default", "rope_theta": 300.0},
@@ -125,12 +134,29 @@ def batch(
         length = int((ids_BT[row, first:] == tokenizer.eos_token_id).nonzero()[0]) + 1
         firsts.append(int(assistant_BT.sum()))
         assistant_BT[row, first : first + length] = True
-    targets_NV = torch.nn.functional.one_hot(ids_BT[assistant_BT], VOCABULARY).float()
-    choices = [words for conversation in conversations for words in conversation.choices]
-    for first, words in zip(firsts, choices, strict=bool(choices)):
-        targets_NV[first] = 0
-        targets_NV[first, tokenizer.convert_tokens_to_ids(words)] = 1 / len(words)
+    targets_NV = torch.nn.functional.one_hot(ids_BT[assistant_BT], len(tokenizer)).float()
+    choices = [words for conversation in conversations for words in conversation.choices or _no_choices(conversation)]
+    for first, words in zip(firsts, choices, strict=True):
+        if words:
+            targets_NV[first] = 0
+            targets_NV[first, [id_of(tokenizer, word) for word in words]] = 1 / len(words)
     return ids_BT, assistant_BT, targets_NV
+
+
+def id_of(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
+    """Return the id of a word that is one token.
+
+    Raises:
+        ValueError: it is several.
+    """
+    ids = tokenizer.encode(word, add_special_tokens=False)
+    if len(ids) != 1:
+        raise ValueError(f"{word!r} is {len(ids)} tokens: it has to be one")
+    return ids[0]
+
+
+def _no_choices(conversation: formats.Conversation) -> list[list[str]]:
+    return [[] for message in conversation.messages if message["role"] == "assistant"]
 
 
 class BoardReader(torch.nn.Module):
