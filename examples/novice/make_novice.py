@@ -14,13 +14,11 @@ from pathlib import Path
 
 import torch
 
-FOLDER = Path(__file__).resolve().parent
-sys.path.extend([str(FOLDER), str(FOLDER.parent / "starter")])
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "starter"))
 
 import make_starter
-from conversation import Conversation
 
-MODEL = FOLDER / "model"
+MODEL = Path(__file__).resolve().parent / "model"
 FORMATS = ("board_2048", "mail", "temporal_clue", "codenames", "mcp_tools", "autorl")
 """The files that draw conversations."""
 VOCABULARY = 1280
@@ -34,8 +32,8 @@ def kind_of(name: str) -> make_starter.formats.Kind:
     """Return what draws conversations of this format, called as its file is."""
     draw = importlib.import_module(name).conversation
 
-    def kind(rng: random.Random) -> Conversation:
-        conversation: Conversation = draw(rng)
+    def kind(rng: random.Random) -> make_starter.formats.Conversation:
+        conversation: make_starter.formats.Conversation = draw(rng)
         return conversation
 
     kind.__name__ = name
