@@ -14,7 +14,8 @@ from benchmarks.beside_trl.run import Point, Run
 from benchmarks.gpu.cards import Peaks
 from benchmarks.kit.process import ROOT
 from benchmarks.learning.policy import LearningPolicy
-from benchmarks.real.tasks import MICRO_BATCH_TOKENS, TASKS
+from benchmarks.real.task import MICRO_BATCH_TOKENS
+from benchmarks.real.tasks import TASKS
 from benchmarks.real.training import line_of
 from migrations.schema import completions, policy_versions, steps, trajectories
 from whetstone.config.settings import load

@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,21 @@ POLL_S = 0.2
 class LearningPolicy:
     """The policy, its steps, and how many requests of the app have failed."""
 
-    def __init__(self, stack: Stack, script: Path, figures: Callable[[dict[str, Any]], str], console: Console) -> None:
-        """`script`: the app. `figures` returns what is printed of a promoted step. Steps that ended before, in the same
-        data folder, are neither printed nor awaited."""
+    def __init__(
+        self,
+        stack: Stack,
+        script: Path,
+        figures: Callable[[dict[str, Any]], str],
+        console: Console,
+        options: Sequence[str] = (),
+        python: Path | None = None,
+    ) -> None:
+        """`script`: the app; `options`: what it is always given; `python`: what runs it, None: this interpreter.
+
+        `figures` returns what is printed of a promoted step. Steps that ended before, in the same data folder, are
+        neither printed nor awaited.
+        """
+        self._options, self._python = options, python
         self._stack, self._script, self._figures, self._console = stack, script, figures, console
         self._settings = stack.settings
         self._store = Store(connect(stack.settings.database_url))
@@ -46,13 +58,19 @@ class LearningPolicy:
         return self._store.rewards_by_version(self._settings.project, self._settings.policy)
 
     @property
+    def fates(self) -> dict[str, int]:
+        """How many training trajectories were trained on, and how many were not, by reason."""
+        return self._store.training_fates(self._settings.project, self._settings.policy)
+
+    @property
     def live(self) -> str:
         """The live version."""
         return self._store.live_name(self._settings)
 
     def run(self, *options: str, steps: int | None = None) -> dict[str, Any]:
         """Run the app to its end, or until the policy has taken so many steps; return its report."""
-        with app(self._stack, self._script, ["--seed", str(self._settings.seed), *options]) as process:
+        arguments = ["--seed", str(self._settings.seed), *self._options, *options]
+        with app(self._stack, self._script, arguments, python=self._python) as process:
             if steps is not None:
                 self.await_steps(steps, process)
                 process.terminate()

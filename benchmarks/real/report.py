@@ -14,14 +14,21 @@ from benchmarks.kit.harness import present
 from benchmarks.kit.process import ROOT
 from benchmarks.learning.policy import cells
 from benchmarks.real.progress import Measurement, Progress
-from benchmarks.real.tasks import Task
+from benchmarks.real.task import Task
 from benchmarks.real.training import AFTER, BEFORE, LESSONS_ALONE, Training
 from whetstone.demo import curve
 from whetstone.domain import stats
+from whetstone.domain.why_not_trained import WhyNotTrained as Why
+from whetstone.registry.projects import TRAINED
 
 RESULTS = ROOT / "docs" / "results"
 MAX_KL = 1.0
-"""Nats a token: the largest mean k3 from the base model to the policy in any step, of tasks without lessons."""
+"""Nats a token: the largest mean k3 from the base model to the policy in any step, of a real model without lessons."""
+MIN_TRAINABLE = 0.95
+TRAINABLE = frozenset(
+    (TRAINED, Why.NO_REWARD, Why.GROUP_OPEN, Why.WAITING_STEP, Why.POLICY_NOT_TRAINING, Why.NO_GROUP, Why.GROUP_UNIFORM)
+)
+"""Fates of attempts that nothing was wrong with: trained on, waiting, or of a group whose rewards are all equal."""
 STEP = (
     "number", "kind", "state", "version_in", "version_out", "trajectories", "baselined", "completions",
     "sampled_tokens", "read_tokens", "reward_mean", "loss", "kl", "entropy", "mismatch_k3", "grad_norm",
@@ -32,7 +39,7 @@ STEP = (
 
 def figures_of(training: Training, progress: Progress, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a run as JSON holds them. `settings`: chosen ones, by the run or automatically."""
-    plan = progress.plan
+    plan, task = progress.plan, training.task
     return {
         "task": plan.task,
         "seed": plan.seed,
@@ -43,6 +50,8 @@ def figures_of(training: Training, progress: Progress, settings: dict[str, Any])
         "planned": {"steps": plan.steps, "lessons": plan.lessons, "questions": plan.questions},
         "seconds": {stage: round(seconds, 1) for stage, seconds in progress.seconds.items()},
         "failed_requests": progress.failed_requests,
+        "fates": training.policy.fates,
+        "max_kl": None if task.lessons or task.model else MAX_KL,
         "measured": {stage: _measured(measured, progress) for stage, measured in progress.measured.items()},
         "curve": [
             {"version": version, "reward": round(mean, 4), "attempts": attempts}
@@ -72,17 +81,27 @@ def faults_of(figures: dict[str, Any]) -> Sequence[str]:
     worst_kl = max((step["kl"] for step in learned if "kl" in step), default=0.0)
     gain = stats.gain(measured[BEFORE]["each"], measured[AFTER]["each"])
     planned = figures["planned"]
+    limit = figures["max_kl"]
+    trainable = trainable_share(figures["fates"])
     return present(
         {
             f"{figures['failed_requests']} requests failed": figures["failed_requests"],
             f"{len(learned)} steps, {planned['steps']} are due": len(learned) < planned["steps"],
             f"steps that were not promoted: {', '.join(ended)}": ended,
-            f"{worst_kl:.2f} nats a token from the base model; at most {MAX_KL}": worst_kl > MAX_KL
-            and not planned["lessons"],
+            f"{worst_kl:.2f} nats a token from the base model; at most {limit}": limit is not None and worst_kl > limit,
+            f"{trainable:.1%} of the attempts in training were trainable; at least {MIN_TRAINABLE:.0%}": trainable
+            < MIN_TRAINABLE,
             f"the reward did not rise: {gain.low:+.1%} to {gain.high:+.1%}": not shuffled and gain.low <= 0,
             f"the reward rose though rewards mean nothing: from {gain.low:+.1%} on": shuffled and gain.low > 0,
         }
     )
+
+
+def trainable_share(fates: dict[str, int]) -> float:
+    """Return the share of training attempts that a step took, or could take; 1 without any."""
+    if not fates:
+        return 1.0
+    return sum(count for fate, count in fates.items() if fate in TRAINABLE) / sum(fates.values())
 
 
 def table_of(progress: Progress, task: Task) -> Table:

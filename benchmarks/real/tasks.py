@@ -1,65 +1,13 @@
-"""List the tasks on which `benchmarks.real` trains a real model; each is an example app with training and eval splits.
-
-An app takes `--base-url`, `--model`, `--seed`, `--questions`, `--split` and `--shuffle-rewards`; its last line is a
-JSON object with `failed_requests`, and with `--split eval` with `each`, a 0 or 1 for each question, and maybe `fields`,
-the share of each answer that is right.
-"""
+"""List the tasks on which a real model, SmolLM2-135M-Instruct, is trained."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from benchmarks.fakes.teacher import Rule
-from benchmarks.kit.process import ROOT
+from benchmarks.real.task import EXAMPLES, Lessons, Task
 
-sys.path.extend(str(ROOT / "examples" / name) for name in ("desk", "records"))
+sys.path.extend(str(EXAMPLES / name) for name in ("desk", "records"))
 
 import desk
 import records
-
-EXAMPLES = ROOT / "examples"
-DEMONSTRATIONS = 64
-"""Answers of the rule program that a task's supervised steps imitate, the same for every seed."""
-DEMONSTRATION_SEED = 64
-MICRO_BATCH_TOKENS = 1024
-"""On a CPU: activations take about 2 MB a token, with the default 6 GB, which a small machine lacks beside vLLM."""
-
-
-@dataclass(frozen=True)
-class Lessons:
-    """Supervised steps before rewards: a rule program answers, as another server, and the policy imitates it."""
-
-    rule: Rule
-    steps: int
-    questions: int
-    """To the rule program: as many as give DEMONSTRATIONS right answers. These, with reward 1, are imitated."""
-    compare: bool = True
-    """Whether to measure, for comparison, equally long supervised training without rewards."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task."""
-
-    name: str
-    app: Path
-    right: str
-    """What a 1 in `each` is, for tables."""
-    steps: int
-    """Policy-gradient steps."""
-    training: tuple[str, ...]
-    """Options of the app in training. Without pauses it would ask more than a step can take, and take the trainer's
-    CPU."""
-    lessons: Lessons | None = None
-    fields: str = ""
-    """What `fields` are, for tables."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings other than the defaults."""
-    decays: bool = False
-    """Whether the learning rate falls over all policy-gradient steps."""
-
 
 WITH_LESSONS = {
     "trainer__learning_rate": 1e-4,

@@ -12,13 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.fakes.teacher import Teacher
 from benchmarks.learning.policy import LearningPolicy
 from benchmarks.real.progress import Measurement, Progress
-from benchmarks.real.tasks import DEMONSTRATION_SEED, DEMONSTRATIONS, Lessons, Task
+from benchmarks.real.servers import TEACHER
+from benchmarks.real.task import DEMONSTRATION_SEED, DEMONSTRATIONS, Lessons, Task
 from whetstone.demo import curve
 
-TEACHER = "teacher"
 BEFORE, AFTER, LESSONS_ALONE = "before", "after", "lessons alone"
 """What is measured: before rewards, after them, and what as many minutes of more lessons give."""
 CONNECTIONS = "32"
@@ -27,16 +26,6 @@ CURVE_EVERY = 5
 """Steps between two curves."""
 ENOUGH_ATTEMPTS = 16
 """Fewest attempts for a version's mean."""
-
-
-@contextmanager
-def upstreams_of(task: Task) -> Iterator[dict[str, Any]]:
-    """Run the task's rule program, if it has one; yield the settings that make it the policy `teacher`."""
-    if task.lessons is None:
-        yield {}
-        return
-    with Teacher(task.lessons.rule) as teacher:
-        yield {"rules": {"url": teacher.url, "models": {TEACHER: "rules"}}}
 
 
 class Training:
@@ -52,7 +41,7 @@ class Training:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`data`: the folder in which the progress is recorded. `clock` returns seconds."""
-        self.policy, self._task, self._progress = policy, task, progress
+        self.policy, self.task, self._progress = policy, task, progress
         self._data, self._console, self._clock = data, console, clock
         self._plan = progress.plan
         self._stage, self._mark = "", clock()
@@ -67,14 +56,14 @@ class Training:
             RefusedByProxy: the proxy refuses a supervised step.
             StartFailed: a part of the stack dies repeatedly.
         """
-        lessons = self._task.lessons
+        lessons = self.task.lessons
         if lessons is not None:
             self._be_taught(lessons)
         self._measure(BEFORE)
         if left := max(0, self._plan.steps - len(self.taken("grpo"))):
             with self._timed(AFTER):
                 options = ["--shuffle-rewards"] if self._plan.shuffle_rewards else []
-                self.policy.learn(left, "--questions", "0", *self._task.training, *options)
+                self.policy.learn(left, "--questions", "0", *self.task.training, *options)
         self._measure(AFTER)
         is_due = lessons is not None and lessons.compare and not self._plan.shuffle_rewards
         if is_due and LESSONS_ALONE not in self._progress.measured:

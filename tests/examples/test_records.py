@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.real.tasks import DEMONSTRATION_SEED, DEMONSTRATIONS, TASKS
+from benchmarks.real.task import DEMONSTRATION_SEED, DEMONSTRATIONS
+from benchmarks.real.tasks import TASKS
 from tests.examples.conftest import FakeOpenAI, foreign_imports, run
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "records"

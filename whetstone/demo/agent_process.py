@@ -18,13 +18,15 @@ class AppFailed(WhetstoneError):
 
 
 @contextmanager
-def app(stack: Stack, script: Path, arguments: Sequence[str], niceness: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+def app(
+    stack: Stack, script: Path, arguments: Sequence[str], niceness: int = 0, python: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start `script` against the stack's proxy; kill it at the end if it still runs.
 
-    Its niceness is how far it yields the CPU to others.
+    Its niceness is how far it yields the CPU to others. `python`: what runs it; None: this interpreter.
     """
     with subprocess.Popen(
-        [sys.executable, str(script), "--base-url", f"{stack.proxy_url}/v1", *arguments],
+        [str(python or sys.executable), str(script), "--base-url", f"{stack.proxy_url}/v1", *arguments],
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         preexec_fn=lambda: os.nice(niceness),  # noqa: PLW1509  it takes no lock that another thread could hold

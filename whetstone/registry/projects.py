@@ -29,6 +29,9 @@ c, p, s, t, v = (
 )
 
 
+TRAINED = "trained"
+
+
 @dataclass(frozen=True)
 class Rewards:
     """Reward statistics of some trajectories."""
@@ -153,6 +156,15 @@ class Store:
             row.last_version: Rewards(row.mean, math.sqrt(max(0.0, row.squares - row.mean**2)), row.trajectories)
             for row in self._read(query)
         }
+
+    def training_fates(self, project: str, policy: str) -> dict[str, int]:
+        """Return how many trajectories in split `train` were trained on (TRAINED), and how many were not, by reason."""
+        counted = self._read(
+            select(t.why_not_trained, func.count())
+            .where(t.project == project, t.policy == policy, t.split == "train")
+            .group_by(t.why_not_trained)
+        )
+        return {reason or TRAINED: count for reason, count in counted}
 
     def completions_by_status(self, project: str) -> dict[str, int]:
         """Return how many completions ended complete, aborted, or in error."""

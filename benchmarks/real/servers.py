@@ -1,0 +1,28 @@
+"""Run what a task needs beside the stack: its rule program as another server, and its judge."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from benchmarks.fakes.rule_judge import RuleJudge
+from benchmarks.fakes.teacher import Teacher
+from benchmarks.real.task import Task
+
+TEACHER = "teacher"
+"""The policy that the rule program is."""
+JUDGE = "rule"
+
+
+@contextmanager
+def servers_of(task: Task, policy: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Run the task's servers; yield the settings by which the stack knows them. `seed`: of the judge's noise."""
+    settings: dict[str, Any] = {}
+    with ExitStack() as servers:
+        if task.lessons is not None:
+            teacher = servers.enter_context(Teacher(task.lessons.rule))
+            settings["upstreams"] = {"rules": {"url": teacher.url, "models": {TEACHER: "rules"}}}
+        if task.judge is not None:
+            judge = servers.enter_context(RuleJudge(task.judge, seed))
+            settings["judges"] = {JUDGE: {"model": f"openai/{JUDGE}", "url": judge.url}}
+            settings["learning"] = {policy: {"ruler": {"judges": [JUDGE]}}}
+        yield settings
