@@ -15,13 +15,18 @@ LOCK := requirements/cpu.lock
 AT_ONCE := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) --maxprocesses 5 --dist loadscope
 
 # What `make test-all` does: what `make test` does, and what that leaves out. PART="clients trl" does only these.
-PARTS := short postgresql exact clients stacks harnesses trl real unsloth
+PARTS := short postgresql exact clients stacks harnesses trl real examples unsloth
 PART := $(PARTS)
 
 # TRL, the reference of the losses: an environment of its own that sees the packages of the other.
 TRL := .venv-trl
 TRL_INSTALLED := $(TRL)/.installed
 TRL_LOCK := requirements/trl.lock
+
+# LangGraph, OR-Tools and reasoning-gym, which some examples need: an environment of its own, likewise.
+EXAMPLES := .venv-examples
+EXAMPLES_INSTALLED := $(EXAMPLES)/.installed
+EXAMPLES_LOCK := requirements/examples.lock
 
 # Unsloth on the CPU, compared with the other backend: an environment of its own, likewise.
 UNSLOTH := .venv-unsloth
@@ -46,7 +51,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real clients steps beside-trl docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real example clients steps beside-trl docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -58,7 +63,7 @@ demo: $(INSTALLED)  ## Watch an agent learn: some ten minutes; DEMO_ARGS="--seed
 test: $(INSTALLED)  ## Everything that a change can break, with a real vLLM, PostgreSQL and Redis: a quarter of an hour
 	$(MAKE) --no-print-directory --jobs 2 static short
 
-test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses trl real unsloth)
+test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses trl real examples unsloth)
 
 short all-short: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "not long and not gpu and not system" $(TEST_ARGS)
@@ -85,6 +90,9 @@ all-trl: $(TRL_INSTALLED)
 
 all-real: $(INSTALLED)
 	$(BIN)/pytest -m "long(part='real')" $(TEST_ARGS)
+
+all-examples: $(EXAMPLES_INSTALLED)
+	$(EXAMPLES)/bin/python -m pytest -m "long(part='examples')" $(TEST_ARGS)
 
 all-unsloth: $(UNSLOTH_INSTALLED)
 	$(BIN)/pytest -m "long(part='unsloth')" $(TEST_ARGS)
@@ -122,7 +130,7 @@ unit: $(INSTALLED)
 
 # The database knows PyTorch's release, not its CPU build.
 audit: secrets  ## Whether a locked package has a known weakness (asks a database on the net), or a file holds a key
-	for lock in $(LOCK) $(GPU_LOCK) $(GPU_UNSLOTH_LOCK) $(TRL_LOCK) $(UNSLOTH_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
+	for lock in $(LOCK) $(GPU_LOCK) $(GPU_UNSLOTH_LOCK) $(TRL_LOCK) $(EXAMPLES_LOCK) $(UNSLOTH_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
 		sed 's/^\(torch==[^ +]*\)+cpu/\1/' $$lock > $(AUDIT)/asked.txt && \
 		$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $(AUDIT)/asked.txt || exit 1; done
 
@@ -172,6 +180,11 @@ gate: $(INSTALLED)  ## How often the gate's tests err, simulated: three minutes;
 real: $(INSTALLED)  ## Whether SmolLM2-135M, fetched once, gets better at a task: up to an hour; REAL_ARGS="--task routing|json|agent --seed 1 --shuffle-rewards"
 	$(BIN)/python -m benchmarks.real $(REAL_ARGS)
 
+# An example whose agent needs more than the stock client runs in the environment of the examples.
+WITH_MORE := autorl langgraph reasoning_gym
+example: $(INSTALLED) $(if $(filter $(NAME),$(WITH_MORE)),$(EXAMPLES_INSTALLED))  ## Watch an example learn, half an hour: NAME=2048, mail, mail-ruler, temporal_clue, codenames, mcp, ...; EXAMPLE_ARGS="--seed 1 --shuffle-rewards"
+	$(BIN)/python -m benchmarks.real --task $(or $(NAME),$(error give NAME=, such as NAME=2048; all are in examples/README.md)) $(EXAMPLE_ARGS)
+
 killed: $(INSTALLED)  ## Whether kill -9 changes what is learned: the training worker, 20 times; six minutes
 	$(BIN)/python -m benchmarks.faults.killed $(KILLED_ARGS)
 
@@ -204,6 +217,7 @@ install: $(INSTALLED)  ## Only the environment; PYTHON=..., TORCH_INDEX=URL or F
 lock: $(INSTALLED)  ## All locks, CPU, images and GPU hosts: lock what pyproject.toml asks for; LOCK_ARGS=--upgrade: newest versions; FIND_LINKS: a folder with PyTorch's CPU wheel
 	sh requirements/lock.sh $(BIN) $(LOCK) "$(FIND_LINKS)" $(LOCK_ARGS)
 	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK) $(LOCK_ARGS)
+	sh requirements/examples.sh $(BIN) $(LOCK) $(EXAMPLES_LOCK) $(LOCK_ARGS)
 	sh requirements/unsloth.sh $(BIN) $(LOCK) $(UNSLOTH_LOCK) $(LOCK_ARGS)
 	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK) $(LOCK_ARGS)
 	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK) $(LOCK_ARGS)
@@ -211,7 +225,7 @@ lock: $(INSTALLED)  ## All locks, CPU, images and GPU hosts: lock what pyproject
 	$(BIN)/python requirements/cuda.py $(BIN)/uv $(LOCK_ARGS)
 
 clean:  ## Remove the environments and what demos left
-	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(UNSLOTH) $(AUDIT) $(SYSTEM) data/demo
+	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(EXAMPLES) $(UNSLOTH) $(AUDIT) $(SYSTEM) data/demo
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@$(INSTALL) $(VENV) $(LOCK) --ours
@@ -229,6 +243,10 @@ $(TRL_INSTALLED): $(INSTALLED) $(TRL_LOCK) requirements/dppo.lock
 	@$(INSTALL) $(TRL) $(TRL_LOCK) --sees $(VENV)
 	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(TRL)/dppo -r requirements/dppo.lock
+	@touch $@
+
+$(EXAMPLES_INSTALLED): $(INSTALLED) $(EXAMPLES_LOCK)
+	@$(INSTALL) $(EXAMPLES) $(EXAMPLES_LOCK) --sees $(VENV)
 	@touch $@
 
 $(UNSLOTH_INSTALLED): $(INSTALLED) $(UNSLOTH_LOCK)
