@@ -125,8 +125,8 @@ def rewards(connection: Connection, project: str, name: str) -> PolicyRewards:
 def held_out_rewards(connection: Connection, project: str, name: str, version: int) -> dict[str, list[float]]:
     """Return the held-out rewards of a version by the hash of the prompt, in the order of the attempts."""
     by_prompt: dict[str, list[float]] = {}
-    for row in connection.execute(_HELD_OUT, {"project": project, "policy": name, "version": version}):
-        by_prompt.setdefault(row.prompt_hash, []).append(row.reward)
+    for prompt_hash, reward in connection.execute(_HELD_OUT, {"project": project, "policy": name, "version": version}):
+        by_prompt.setdefault(prompt_hash, []).append(reward)
     return by_prompt
 
 

@@ -30,9 +30,9 @@ def rewards(points: Sequence[Point], live: int, candidate: int | None) -> dict[s
 
 def _means(means: Sequence[MeanReward | None]) -> dict[str, Any]:
     return {
-        "y": [_short(one and one.mean) for one in means],
-        "low": [_short(one and one.low) for one in means],
-        "high": [_short(one and one.high) for one in means],
+        "y": [_short(one.mean if one else None) for one in means],
+        "low": [_short(one.low if one else None) for one in means],
+        "high": [_short(one.high if one else None) for one in means],
         "n": [one.rewarded if one else 0 for one in means],
         "few": [one is not None and one.is_few for one in means],
     }

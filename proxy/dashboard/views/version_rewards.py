@@ -10,7 +10,7 @@ from whetstone.domain.stats import Interval, Sample, paired, share_of, t_95, wel
 
 FEWEST = 30
 """Number of rewards from which a mean is shown as a figure. With fewer its point is hollow, and no headline uses it."""
-MOST_PAIRED = 20_000
+MOST_PAIRED = 8_000
 """Most held-out rewards of two versions that are paired; reading more would take too long."""
 LEAST_ALIKE = 30
 """Number of equal rewards from which their interval may have zero width."""

@@ -31,8 +31,8 @@ def of(version: int, *rewards: float) -> MeanReward:
     return mean_rewards(PolicyRewards([sums(version, rewards)])).training[version]
 
 
-def some(version: int, count: int = FEWEST, ones: int = 10) -> VersionRewards:
-    return sums(version, [1.0] * ones + [0.0] * (count - ones))
+def some(version: int, count: int = FEWEST, won: int = 10) -> VersionRewards:
+    return sums(version, [1.0] * won + [0.0] * (count - won))
 
 
 def states(*names: str) -> list[VersionState]:
