@@ -230,6 +230,12 @@ trajectories = Table(
     _partial("ix_trajectories_code_due", "code_due_at", where="code_due_at IS NOT NULL"),
     _partial("ix_trajectories_review", "project", "review_at", where="review_at IS NOT NULL"),
     _partial("ix_trajectories_continues", "project", "continues", where="continues IS NOT NULL"),
+    # Rewards by version and prompt, without reading the table: for comparisons of versions.
+    _partial(
+        "ix_trajectories_eval",
+        *("project", "policy", "first_version", "prompt_hash", "created_at", "reward", "split"),
+        where="split = 'eval'",
+    ),
     Index(None, "project", "created_at"),
     comment="attempts at something: their completions in order, and what each attempt was worth",
 )

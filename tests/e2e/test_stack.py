@@ -15,6 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Connection
+
+from proxy.dashboard.queries import policies
+from proxy.dashboard.views import version_rewards
+from whetstone.database.engine import connect
 
 ROOT = Path(__file__).resolve().parents[2]
 WHETSTONE = [sys.executable, "-m", "whetstone.cli.main"]
@@ -52,6 +57,14 @@ def query(data: Path, sql: str) -> list[dict[str, Any]]:
     with contextlib.closing(sqlite3.connect(f"file:{data / 'whetstone.db'}?mode=ro", uri=True)) as connection:
         connection.row_factory = sqlite3.Row
         return [dict(row) for row in connection.execute(sql)]
+
+
+@contextlib.contextmanager
+def reading(data: Path) -> Iterator[Connection]:
+    engine = connect(f"sqlite:///{data / 'whetstone.db'}")
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
 
 
 @contextlib.contextmanager
@@ -120,6 +133,22 @@ def test_the_demo_shows_a_run_and_its_database_keeps_what_was_promised(tmp_path:
     assert query(data, "SELECT DISTINCT state FROM admin_versions WHERE version = 0") == [{"state": "retired"}]
     used = query(data, "SELECT count(*) AS used FROM admin_feedback WHERE state = 'used'")
     assert used[0]["used"] == len(trained)
+    assert_the_dashboard_counts_the_same_games(data, ended.stdout)
+
+
+def assert_the_dashboard_counts_the_same_games(data: Path, printed: str) -> None:
+    """The policy page's held-out figures are those of the demo's own table."""
+    with reading(data) as connection:
+        rewards = policies.rewards(connection, "default", "starter")
+        last = max(one.version for one in rewards.held_out)
+        before, after = (policies.held_out_rewards(connection, "default", "starter", version) for version in (0, last))
+    means = version_rewards.mean_rewards(rewards).held_out
+    gain = version_rewards.gain(version_rewards.Comparison(last, is_held_out=True), rewards, before, after)
+    for version in (0, last):
+        mean = means[version]
+        assert mean.rewarded == 30 and mean.low is not None and mean.high is not None
+        assert f"{mean.mean:.1%}" in printed and f"{mean.low:.1%} to {mean.high:.1%}" in printed
+    assert gain.pairs == 30 and f"{gain.difference.mean:+.1%}" in printed
 
 
 @pytest.mark.long(part="stacks")

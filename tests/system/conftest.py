@@ -112,6 +112,9 @@ def filled(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     now = datetime.now(UTC)
     fill(Scene(proxy.engine, now - timedelta(minutes=5)))
     Story(proxy.engine, now, policy="agent").tell()
+    before = Story(proxy.engine, now - timedelta(days=2), policy="agent")
+    for version, won in ((0, 20), (12, 10), (24, 40)):
+        before.played(version, [int(game < won) for game in range(20 if version == 12 else 60)])
     yield proxy
     proxy.stop()
     fake.close()

@@ -9,6 +9,8 @@ Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 """The same quantile of Student's distribution, for 1 to 9 degrees of freedom."""
+CLUSTERS = 30
+"""Number of prompts from which each of them counts as one observation: an estimate from few clusters is too small."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +22,33 @@ class Interval:
     high: float
 
 
+@dataclass(frozen=True)
+class Sample:
+    """How many values there are, with their mean and their variance (over n - 1)."""
+
+    n: int
+    mean: float
+    variance: float
+
+
 def share(won: Sequence[int]) -> Interval:
     """Return the share of 1s, with Wilson's interval (E. B. Wilson, JASA 22, 1927).
 
     Raises:
         ValueError: `won` is empty.
     """
-    n = len(won)
+    return share_of(sum(won), len(won))
+
+
+def share_of(successes: float, n: int) -> Interval:
+    """Return `share` of `successes` in `n` attempts.
+
+    Raises:
+        ValueError: `n` is 0.
+    """
     if not n:
         raise ValueError("a share of nothing")
-    p = sum(won) / n
+    p = successes / n
     centre = (p + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
     half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(p * (1 - p) / n + Z_95**2 / (4 * n**2))
     return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
@@ -46,6 +65,46 @@ def gain(before: Sequence[int], after: Sequence[int]) -> Interval:
     differences = [b - a for a, b in zip(before, after, strict=True)]
     mean = statistics.fmean(differences)
     half = Z_95 * statistics.stdev(differences) / math.sqrt(len(differences))
+    return Interval(mean, mean - half, mean + half)
+
+
+def paired(differences: Sequence[Sequence[float]]) -> Interval:
+    """Return the mean of paired differences, with its interval. `differences`: those of each prompt, `d_ci`.
+
+    Attempts at one prompt share how hard it is. So with CLUSTERS or more prompts each counts as one observation
+    (cluster-robust: K.-Y. Liang and S. Zeger, Biometrika 73, 1986; for evaluations: E. Miller, arXiv 2411.00640):
+    `mean ± t · s`, `s² = C / (C − 1) · Σ_c (Σ_i (d_ci − mean))² / n²`, Student's t with C − 1 degrees. With fewer
+    prompts each difference counts as one, which makes it Student's interval; it then holds for these prompts only.
+
+    Raises:
+        ValueError: there are fewer than two differences.
+    """
+    clusters = [cluster for cluster in differences if cluster]
+    every = [difference for cluster in clusters for difference in cluster]
+    if len(every) < 2:
+        raise ValueError("an interval of one value")
+    if len(clusters) < CLUSTERS:
+        clusters = [[difference] for difference in every]
+    mean, count = statistics.fmean(every), len(clusters)
+    squares = sum((sum(cluster) - len(cluster) * mean) ** 2 for cluster in clusters)
+    half = t_95(count - 1) * math.sqrt(squares * count / (count - 1)) / len(every)
+    return Interval(mean, mean - half, mean + half)
+
+
+def welch(before: Sample, after: Sample) -> Interval:
+    """Return the difference of two means, `after - before`, with its interval (B. L. Welch, Biometrika 34, 1947).
+
+    `s² = v_a / n_a + v_b / n_b`; Student's t with `s⁴ / Σ (v / n)² / (n − 1)` degrees, rounded down.
+
+    Raises:
+        ValueError: a sample has fewer than two values.
+    """
+    if min(before.n, after.n) < 2:
+        raise ValueError("an interval of one value")
+    errors = [sample.variance / sample.n for sample in (before, after)]
+    shares = [error**2 / (sample.n - 1) for error, sample in zip(errors, (before, after), strict=True)]
+    degrees = math.floor(sum(errors) ** 2 / sum(shares)) if sum(shares) else before.n + after.n - 2
+    mean, half = after.mean - before.mean, t_95(max(1, degrees)) * math.sqrt(sum(errors))
     return Interval(mean, mean - half, mean + half)
 
 

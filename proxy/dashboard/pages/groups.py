@@ -57,6 +57,7 @@ def group(request: PageRequest) -> Mapping[str, Any]:
     weighed = {one["trajectory_id"]: one for one in store_groups.advantages(at, project, [row["policy"]], ids)}
     judgements = store_groups.judgements(at, project, group_id)
     feedback = store_groups.feedback_on(at, project, ids)
+    best = _best(members)
     attempts = [
         {
             "member": one,
@@ -64,6 +65,7 @@ def group(request: PageRequest) -> Mapping[str, Any]:
             "weighed": weighed.get(one["id"]),
             "scores": store_groups.scores_of(judgements, one["id"]),
             "feedback": [item for item in feedback if item["trajectory_id"] == one["id"]],
+            "is_best": best is not None and one["reward"] == best,
             **compared,
         }
         for one, compared in zip(shown, _compared(shown, answers), strict=True)
@@ -83,19 +85,25 @@ def _best_first(member: Mapping[str, Any]) -> tuple[bool, float, str]:
     return (member["reward"] is None, -(member["reward"] or 0.0), member["id"])
 
 
+def _best(members: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the highest reward; None if no other one is lower."""
+    rewards = [one["reward"] for one in members if one["reward"] is not None]
+    return max(rewards) if rewards and max(rewards) > min(rewards) else None
+
+
 def _compared(
     members: Sequence[Mapping[str, Any]], answers: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the answer of each member, and how it differs from the best one: the first member's, if it has a reward."""
+    """Yield the answer of each member, and how it differs from the reference: the first one, if it has a reward."""
     compare: Comparer | None = None
     for place, member in enumerate(members):
         answer = answers.get(member["id"])
         message = None if answer is None else answer_of(answer, MOST_ANSWER)
         text = "" if message is None else _text(message)
-        is_best = place == 0 and member["reward"] is not None
+        is_reference = place == 0 and member["reward"] is not None
         differs = None if compare is None else compare(text)
-        compare = Comparer(text) if is_best else compare
-        yield {"answer": answer, "message": message, "text": text, "differs": differs, "is_best": is_best}
+        compare = Comparer(text) if is_reference else compare
+        yield {"answer": answer, "message": message, "text": text, "differs": differs, "is_reference": is_reference}
 
 
 def _text(message: Message) -> str:

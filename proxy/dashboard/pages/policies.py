@@ -8,7 +8,7 @@ from proxy.api.admin import store
 from proxy.api.admin.policies import known
 from proxy.dashboard.interfaces import ActionResult, FormRequest, PageRequest
 from proxy.dashboard.queries import policies as store_policies
-from proxy.dashboard.views import chart_data
+from proxy.dashboard.views import chart_data, version_rewards
 from proxy.errors import BadRequest, NotFound, StepRefused
 from whetstone.registry import version_store
 
@@ -54,25 +54,43 @@ def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
     connection, project, name = request.connection, request.project, row["name"]
     versions = store_policies.states(connection, project, name, DRAWN)
     rewards = store_policies.rewards(connection, project, name)
-    points = chart_data.points(versions, rewards)
     # All versions ever measured, including those that the curve no longer shows.
-    by_version = chart_data.measured(rewards)
-    live = by_version.get(row["live_version"])
+    means = version_rewards.mean_rewards(rewards)
+    points = version_rewards.points(versions, means)
+    live = row["live_version"]
     candidate = next((one.version for one in reversed(versions) if one.state == "candidate"), None)
     recent = store_policies.recent(connection, project, name, request.now, RECENT_H)
     return {
         "row": row,
-        "curve": chart_data.rewards(points, row["live_version"], candidate),
+        "curve": chart_data.rewards(points, live, candidate),
         # The versions with a reward, the newest first.
-        "points": [point for point in reversed(points) if point.rewarded],
-        "rewards": by_version,  # of every version that has one
-        "live": live,  # None while none of its trajectories has a reward
-        "gain": chart_data.gain(live, by_version.get(0)),
+        "points": [point for point in reversed(points) if point.training or point.held_out],
+        "means": means,
+        "gain": _gain(request, name, rewards, version_rewards.comparison(versions, means, live)),
+        "fewest": version_rewards.FEWEST,
         "candidate": candidate,
         "last_step": next(iter(store_policies.steps(connection, project, name, None, 1)), None),
         "recent": recent,
         "has_traffic": bool(rewards or recent["trajectories"]) or store_policies.has_traffic(connection, project, name),
     }
+
+
+def _gain(
+    request: PageRequest,
+    name: str,
+    rewards: store_policies.PolicyRewards,
+    compared: version_rewards.Comparison | None,
+) -> version_rewards.Gain | None:
+    """Return the gain over version 0; held-out rewards are read by prompt unless they are too many."""
+    if compared is None:
+        return None
+    before, after = (
+        store_policies.held_out_rewards(request.connection, request.project, name, version)
+        if version_rewards.may_be_paired(compared, rewards)
+        else {}
+        for version in (0, compared.version)
+    )
+    return version_rewards.gain(compared, rewards, before, after)
 
 
 def policy(request: PageRequest) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """The dashboard's SQL for policies: their states, the rewards of each version, the gate decisions, their steps. Reads
 only.
 
-Rewards come from the roll-ups, never from trajectories: whatever their number, a page reads some thousand rows.
+Rewards come from the roll-ups: whatever their number, a page reads some thousand rows. Only `held_out_rewards` reads
+trajectories, of the split `eval`, from an index that has all it needs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,11 +28,23 @@ _STEP = (
     s.number, s.state, s.kind, s.version_in, s.version_out, s.groups, s.trajectories, s.error, s.created_at,
     s.ended_at, s.asked_at, s.sampled_tokens, *FIGURES,
 )  # fmt: skip
+_VERSION = (v.state.label("version_state"), v.reason.label("version_reason"))
+_WITH_VERSION = schema.steps.outerjoin(
+    schema.policy_versions, and_(v.project == s.project, v.policy == s.policy, v.version == s.version_out)
+)
 _REWARDS = text("""
-    SELECT version, SUM(rewarded) AS rewarded, SUM(reward_sum) AS reward_sum, SUM(reward_squares) AS reward_squares
+    SELECT split, version, SUM(rewarded) AS rewarded, SUM(reward_sum) AS reward_sum,
+        SUM(reward_squares) AS reward_squares
     FROM admin_trajectory_hours
-    WHERE project = :project AND policy = :policy AND split = 'train' AND version >= 0
-    GROUP BY version HAVING SUM(rewarded) > 0 ORDER BY version
+    WHERE project = :project AND policy = :policy AND split IN ('train', 'eval') AND version >= 0
+    GROUP BY split, version HAVING SUM(rewarded) > 0 ORDER BY split, version
+""")
+# The same rewards as in the roll-ups. The split is written out: a partial index is not used for a parameter.
+_HELD_OUT = text("""
+    SELECT prompt_hash, reward FROM trajectories
+    WHERE project = :project AND policy = :policy AND split = 'eval' AND first_version = :version
+        AND prompt_hash IS NOT NULL AND reward BETWEEN -1e6 AND 1e6
+    ORDER BY prompt_hash, created_at
 """)
 _RECENT = text("""
     SELECT SUM(trajectories) AS trajectories, SUM(rewarded) AS rewarded
@@ -62,6 +75,19 @@ class VersionRewards:
     reward_squares: float
 
 
+@dataclass(frozen=True)
+class PolicyRewards:
+    """Rewards of each version, in order; versions without a reward are left out."""
+
+    training: list[VersionRewards] = field(default_factory=list)
+    held_out: list[VersionRewards] = field(default_factory=list)
+    """Of the split `eval`."""
+
+    def __bool__(self) -> bool:
+        """Return whether there is any reward."""
+        return bool(self.training or self.held_out)
+
+
 def policies(connection: Connection, project: str, name: str | None = None) -> list[dict[str, Any]]:
     """Return the policies, sorted by name; only the one with this name, if one is given."""
     query = select(
@@ -86,12 +112,22 @@ def states(connection: Connection, project: str, name: str, limit: int) -> list[
     return [VersionState(row.version, row.state, row.promoted_at is not None) for row in rows][::-1]
 
 
-def rewards(connection: Connection, project: str, name: str) -> list[VersionRewards]:
-    """Return the rewards of each version, in order; versions without a reward are left out."""
-    return [
-        VersionRewards(row.version, int(row.rewarded), float(row.reward_sum), float(row.reward_squares))
-        for row in connection.execute(_REWARDS, {"project": project, "policy": name})
-    ]
+def rewards(connection: Connection, project: str, name: str) -> PolicyRewards:
+    """Return the rewards of each version."""
+    by_split = PolicyRewards()
+    for row in connection.execute(_REWARDS, {"project": project, "policy": name}):
+        rewards_of = by_split.held_out if row.split == "eval" else by_split.training
+        sums = float(row.reward_sum), float(row.reward_squares)
+        rewards_of.append(VersionRewards(row.version, int(row.rewarded), *sums))
+    return by_split
+
+
+def held_out_rewards(connection: Connection, project: str, name: str, version: int) -> dict[str, list[float]]:
+    """Return the held-out rewards of a version by the hash of the prompt, in the order of the attempts."""
+    by_prompt: dict[str, list[float]] = {}
+    for prompt_hash, reward in connection.execute(_HELD_OUT, {"project": project, "policy": name, "version": version}):
+        by_prompt.setdefault(prompt_hash, []).append(reward)
+    return by_prompt
 
 
 def recent(connection: Connection, project: str, name: str, now: datetime, hours: int) -> dict[str, int]:
@@ -117,15 +153,16 @@ def decisions(connection: Connection, project: str, name: str) -> list[dict[str,
 
 
 def steps(connection: Connection, project: str, name: str, before: int | None, limit: int) -> list[dict[str, Any]]:
-    """Return the policy's steps below `before`, the newest first."""
-    query = select(*_STEP).where(s.project == project, s.policy == name, *_below(s.number, before))
+    """Return the policy's steps below `before`, the newest first, each with the present state of its version."""
+    query = select(*_STEP, *_VERSION).select_from(_WITH_VERSION)
+    query = query.where(s.project == project, s.policy == name, *_below(s.number, before))
     return [dict(row._mapping) for row in connection.execute(query.order_by(s.number.desc()).limit(limit))]
 
 
 def step(connection: Connection, project: str, name: str, number: int) -> dict[str, Any] | None:
-    """Return all columns of a step; None if no step has that number."""
-    query = select(schema.steps).where(s.project == project, s.policy == name, s.number == number)
-    row = connection.execute(query).one_or_none()
+    """Return all columns of a step, and the present state of its version; None if no step has that number."""
+    query = select(schema.steps, *_VERSION).select_from(_WITH_VERSION)
+    row = connection.execute(query.where(s.project == project, s.policy == name, s.number == number)).one_or_none()
     return None if row is None else dict(row._mapping)
 
 

@@ -28,7 +28,7 @@
     return String(Number(value.toPrecision(4))).replace("-", "−");
   }
 
-  // One mark at each version: its shape says what became of it, its colour says it again.
+  // One mark at each version: its shape shows its state, its colour shows it again. Hollow: too few rewards.
   function mark(u, chart, i, colours) {
     const ctx = u.ctx, ratio = devicePixelRatio || 1;
     const state = chart.state[i], y = chart.y[i];
@@ -56,19 +56,40 @@
       ctx.moveTo(cx + r, cy - r); ctx.lineTo(cx - r, cy + r);
       ctx.stroke();
     } else if (chart.x[i] === chart.live) {
-      ctx.fillStyle = colours.good;
-      ctx.strokeStyle = colours.surface;
+      ctx.fillStyle = chart.few[i] ? colours.surface : colours.good;
+      ctx.strokeStyle = chart.few[i] ? colours.good : colours.surface;
       const d = 1.7 * r;
       ctx.moveTo(cx, cy - d); ctx.lineTo(cx + d, cy); ctx.lineTo(cx, cy + d); ctx.lineTo(cx - d, cy);
       ctx.closePath(); ctx.fill(); ctx.stroke();
     } else if (state === "candidate" || state === "building") {
+      ctx.fillStyle = chart.few[i] ? colours.surface : colours.info;
       ctx.strokeStyle = colours.info;
-      ctx.fillStyle = colours.surface;
-      ctx.arc(cx, cy, r, 0, 2 * Math.PI); ctx.fill(); ctx.stroke();
+      ctx.moveTo(cx, cy - r); ctx.lineTo(cx + r, cy + r); ctx.lineTo(cx - r, cy + r);
+      ctx.closePath(); ctx.fill(); ctx.stroke();
     } else if (chart.x.length <= MOST_DOTS) {
-      ctx.fillStyle = colours.accent;
-      ctx.arc(cx, cy, 0.75 * r, 0, 2 * Math.PI); ctx.fill();
+      ctx.fillStyle = chart.few[i] ? colours.surface : colours.accent;
+      ctx.strokeStyle = colours.accent;
+      ctx.lineWidth = 1.5 * ratio;
+      ctx.arc(cx, cy, 0.6 * r, 0, 2 * Math.PI); ctx.fill(); ctx.stroke();
     }
+  }
+
+  // A version's held-out mean: a square on its 95 % interval.
+  function heldOut(u, held, i, cx, colours) {
+    if (held.y[i] === null) return;
+    const ctx = u.ctx, ratio = devicePixelRatio || 1, cy = u.valToPos(held.y[i], "y", true);
+    ctx.strokeStyle = colours["held-out"];
+    ctx.fillStyle = held.few[i] ? colours.surface : colours["held-out"];
+    ctx.lineWidth = 1.5 * ratio;
+    ctx.beginPath();
+    if (held.low[i] !== null) {
+      ctx.moveTo(cx, u.valToPos(held.low[i], "y", true)); ctx.lineTo(cx, u.valToPos(held.high[i], "y", true));
+    }
+    ctx.stroke();
+    if (held.y.length > MOST_DOTS) return;
+    const r = 3 * ratio;
+    ctx.beginPath();
+    ctx.rect(cx - r, cy - r, 2 * r, 2 * r); ctx.fill(); ctx.stroke();
   }
 
   function marks(chart) {
@@ -78,7 +99,8 @@
       ctx.save();
       if (now.kind === "rewards") {
         const colours = {};
-        for (const name of ["good", "bad", "info", "accent", "surface"]) colours[name] = colour(name);
+        for (const name of ["good", "bad", "info", "accent", "surface", "held-out"]) colours[name] = colour(name);
+        for (let i = 0; i < now.x.length; i++) heldOut(u, now.held_out, i, u.valToPos(now.x[i], "x", true), colours);
         for (let i = 0; i < now.x.length; i++) if (now.x[i] !== now.live) mark(u, now, i, colours);
         const at = now.x.indexOf(now.live);
         if (at >= 0) mark(u, now, at, colours);
@@ -97,6 +119,11 @@
     };
   }
 
+  function mean(of, i) {
+    const interval = of.low[i] === null ? "" : " (" + format(of.low[i]) + " to " + format(of.high[i]) + ")";
+    return format(of.y[i]) + interval + ", n " + of.n[i];
+  }
+
   function tip() {
     const box = document.createElement("div");
     box.className = "tip";
@@ -105,10 +132,10 @@
       if (!box.isConnected) u.over.append(box);
       const now = u.whetstone, i = u.cursor.idx;
       if (!now || i === null || i === undefined || u.cursor.left < 0) { box.hidden = true; return; }
-      let words = now.x_is + " " + now.x[i] + ": " + format(now.y[i]);
+      let words = now.x_is + " " + now.x[i] + ": " + (now.kind === "rewards" ? mean(now, i) : format(now.y[i]));
       if (now.kind === "rewards") {
-        if (now.low[i] !== null) words += " (" + format(now.low[i]) + " to " + format(now.high[i]) + ")";
-        words += ", n " + now.n[i] + ", " + now.state[i];
+        if (now.held_out.y[i] !== null) words += "; held out " + mean(now.held_out, i);
+        words += "; " + now.state[i];
       }
       box.textContent = words;
       box.hidden = false;
@@ -120,9 +147,10 @@
 
   function columns(chart) {
     if (chart.kind !== "rewards") return [chart.x, chart.y];
-    // What never answered everybody is marked beside the curve, at its own height: the last column keeps it in view.
+    // What never answered everybody is marked beside the lines, at its own height: columns without a line keep it in view.
     const lived = (values) => values.map((value, i) => chart.was_live[i] ? value : null);
-    return [chart.x, lived(chart.high), lived(chart.low), lived(chart.y), chart.y];
+    const held = chart.held_out;
+    return [chart.x, lived(chart.high), lived(chart.low), lived(chart.y), chart.y, lived(held.y), held.y, held.low, held.high];
   }
 
   // As wide as its longest number.
@@ -145,6 +173,13 @@
     const gap = 1.6;
     const curve = { stroke: accent, width: isSmall ? gap : 2, spanGaps: true, points: { show: chart.x.length === 1 } };
     const edge = { stroke: "transparent", points: { show: false }, spanGaps: true };
+    const unseen = { ...edge, spanGaps: false };
+    const held = { ...edge, stroke: colour("held-out"), width: gap, dash: [4, 3] };
+    // A small chart shows its least and its most, whatever round numbers lie between them.
+    const extent = function (u) {
+      const values = u.data[1].filter((value) => value !== null);
+      return values.length ? [...new Set([Math.min(...values), Math.max(...values)])] : [];
+    };
     return {
       width: element.clientWidth,
       height: element.clientHeight,
@@ -162,9 +197,9 @@
       axes: [
         { ...axis, incrs: WHOLE, size: 26, grid: { show: false }, space: 46,
           values: (u, ticks) => ticks.map((tick) => tick < 0 ? "" : String(tick)) },
-        { ...axis, size: wide, space: isSmall ? 34 : 40, values: (u, ticks) => ticks.map(format) },
+        { ...axis, size: wide, space: isSmall ? 20 : 40, values: (u, ticks) => ticks.map(format), ...(isSmall && { splits: extent }) },
       ],
-      series: isSmall ? [{}, curve] : [{}, edge, edge, curve, { ...edge, spanGaps: false }],
+      series: isSmall ? [{}, curve] : [{}, edge, edge, curve, unseen, held, unseen, unseen, unseen],
       bands: isSmall ? [] : [{ series: [1, 2], fill: colour("accent", 0.16) }],
       hooks: { draw: [marks(chart)], setCursor: [tip()] },
     };

@@ -1,6 +1,7 @@
 """What a policy has been through, in rows: versions, their steps, groups and rewards. For the dashboard's tests."""
 
 import random
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -98,6 +99,22 @@ class Story:
         for place in range(attempts):
             reward = round(min(1.0, max(0.0, self._draw.gauss(worth, 0.15))), 3)
             self.attempt(f"{self.policy}-v{version}-{place}", version, began, reward, state="rewarded")
+
+    def played(self, version: int, won: Sequence[int]) -> None:
+        """Held-out games of a version as the demo's agent records them: ten first prompts, 0 or 1 for each game."""
+        rows = [
+            {
+                "project": self.project, "id": f"{self.policy}-e{version}-{game}", "policy": self.policy,
+                "split": "eval", "no_train": False, "state": "rewarded", "first_version": version,
+                "last_version": version, "completions": 3, "sampled_tokens": 3, "reward": float(reward),
+                "reward_source": "trajectory", "why_not_trained": "split_eval",
+                "prompt_hash": f"board{game // 2 % 9}" if game % 2 else "empty board",
+                "created_at": self.now + timedelta(milliseconds=game), "last_seen_at": self.now, "ended_at": self.now,
+            }
+            for game, reward in enumerate(won)
+        ]  # fmt: skip
+        with self.seed.engine.begin() as connection:
+            connection.execute(schema.trajectories.insert(), rows)
 
     def attempt(self, trajectory_id: str, version: int, began: datetime, reward: float, **values: Any) -> None:
         """One trajectory with a reward."""

@@ -109,6 +109,14 @@ def test_attempts_stand_side_by_side_the_best_first(filled: RunningProxy) -> Non
     assert "step 1" in text and "Right answers first" in text
 
 
+def test_only_an_attempt_that_another_is_worse_than_is_the_best(filled: RunningProxy) -> None:
+    def badges(group: str) -> int:
+        return get(filled, f"/ui/groups/{group}").count('<span class="badge is-best">')
+
+    assert (badges("trains-17"), badges("all-the-same"), badges("judged")) == (2, 0, 0)
+    assert "Compared with the first answer" in words(get(filled, "/ui/groups/all-the-same"))
+
+
 def test_an_open_group_tells_how_many_members_it_has(filled: RunningProxy) -> None:
     page = words(get(filled, "/ui/groups?state=open"))
     assert "waiting-for-more" in page and "3 of 4" in page and "trains-17" not in page

@@ -1,21 +1,26 @@
 """The pages of policies and steps: of a policy that has learned and of one that has not; what may be done to it."""
 
 import html
+import json
+import random
 import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Engine, text
 
 from migrations import schema
-from proxy.dashboard.queries.policies import VersionRewards, VersionState
-from proxy.dashboard.views import chart_data
+from proxy.dashboard.queries import policies
+from proxy.dashboard.rendering import number, signed
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
 from tests.unit.proxy.dashboard.test_middleware import Person
 from tests.unit.proxy.ui_story import HOSTILE, Story
+from whetstone.domain.stats import gain, share
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def known(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     shutil.copyfile(sqlite_template, data / "whetstone.db")
     with FakeVllm() as fake:
         proxy = RunningProxy(settings_for(f"sqlite:///{data / 'whetstone.db'}", fake.url, data))
-        Story(proxy.engine, datetime.now(UTC)).tell()
+        Story(proxy.engine, datetime.now(UTC)).tell(attempts=40)
         Story(proxy.engine, datetime.now(UTC)).step(30, 24, datetime.now(UTC))
         yield proxy
         proxy.stop()
@@ -80,7 +85,7 @@ def test_a_page_shows_and_what_is_hostile_stays_words(learned: RunningProxy, per
 def test_the_overview_tells_what_the_live_version_is_worth(reader: Person) -> None:
     text = shown(reader.get("/ui/policies"))
     assert "starter training" in text and "Live version 24" in text
-    assert re.search(r"Gain over version 0 \+0\.\d", text) and "Step 30 promoted" in text
+    assert re.search(r"Gain over version 0 \+0\.\d+ .* \(95 %\), training Live", text) and "Step 30 promoted" in text
 
 
 def test_a_curve_has_every_version_and_what_became_of_it(reader: Person) -> None:
@@ -187,22 +192,60 @@ def test_a_step_is_asked_for_once(learned: RunningProxy, person: Person) -> None
     assert "is asked for already" in shown(person.get("/ui/policies/starter"))
 
 
-def test_the_interval_is_that_of_the_mean() -> None:
-    """Rewards 0, 1, 1, 2: mean 1, sample variance 2/3, standard error sqrt(2/3/4)."""
-    (point,) = chart_data.points([VersionState(3, "live", True)], [VersionRewards(3, 4, 4.0, 6.0)])
-    half = 3.1824 * (2 / 3 / 4) ** 0.5
-    assert (point.mean, point.low, point.high) == (1.0, pytest.approx(1 - half), pytest.approx(1 + half))
+def chart(page: httpx.Response) -> dict[str, Any]:
+    """The values of the reward curve."""
+    (text,) = re.findall(r"data-chart='([^']+)'", page.text.partition("Learning, step by step")[0])
+    values: dict[str, Any] = json.loads(html.unescape(text))
+    return values
 
 
-def test_one_reward_has_no_interval_and_none_no_mean() -> None:
-    states = [VersionState(0, "retired", True), VersionState(1, "live", True)]
-    none, one = chart_data.points(states, [VersionRewards(1, 1, 0.5, 0.25)])
-    assert (none.mean, none.low, none.rewarded) == (None, None, 0)
-    assert (one.mean, one.low, one.high) == (0.5, None, None)
-
-
-def test_a_curve_counts_rewards_of_training_alone(learned: RunningProxy, person: Person) -> None:
+def test_a_curve_shows_training_and_held_out_apart(learned: RunningProxy, person: Person) -> None:
     story = Story(learned.engine, datetime.now(UTC) - timedelta(minutes=1))
-    before = re.findall(r'"n": \[([^]]*)\]', person.get("/ui/policies").text)
-    story.seed.trajectory("eval", None, turns=0, split="eval", reward=-99.0, first_version=8, last_version=8)
-    assert re.findall(r'"n": \[([^]]*)\]', person.get("/ui/policies").text) == before
+    before = chart(person.get("/ui/policies"))
+    story.seed.trajectory("eval", None, turns=0, split="eval", reward=0.25, first_version=8, last_version=8)
+    after = chart(person.get("/ui/policies"))
+    assert (after["held_out"]["y"], after["held_out"]["n"]) == ([None] * 8 + [0.25], [0] * 8 + [1])
+    assert {**after, "held_out": None} == {**before, "held_out": None}
+    assert "held out" in person.get("/ui/policies/starter").text
+
+
+def test_a_few_rewards_are_no_headline(learned: RunningProxy, person: Person) -> None:
+    text = shown(person.get("/ui/policies/starter"))
+    assert "Gain over version 0 – no version has 30 rewards that version 0 has too" in text
+    assert "Training reward – 16 of 30 rewards" in text and "Held-out reward – none yet" in text
+    assert set(chart(person.get("/ui/policies/starter"))["few"]) == {True}
+
+
+def test_the_headline_agrees_with_the_demos_table(learned: RunningProxy, person: Person) -> None:
+    """Both count the same games; the page pairs them by prompt, the demo game by game."""
+    story, draw = Story(learned.engine, datetime.now(UTC)), random.Random(1)
+    first, last = ([int(draw.random() < share) for _ in range(800)] for share in (0.44, 0.71))
+    story.played(0, first)
+    story.played(8, last)
+    text = shown(person.get("/ui/policies/starter"))
+    won, gained = share(last), gain(first, last)
+    assert f"Held-out reward {number(won.mean, 3)} {number(won.low, 3)} to {number(won.high, 3)}, n 800" in text
+    headline = re.search(r"Gain over version 0 (\S+) (\S+) to (\S+) \(95 %\), held out, 800 pairs", text)
+    assert headline is not None and headline[1] == signed(gained.mean)
+    assert float(headline[2]) == pytest.approx(gained.low, abs=0.005)
+    assert float(headline[3]) == pytest.approx(gained.high, abs=0.005)
+    versions = text.partition("stay loaded.")[2]
+    assert f"{number(won.mean, 3)} n 800" in versions and f"{number(share(first).mean, 3)} n 800" in versions
+    assert chart(person.get("/ui/policies/starter"))["few"][8] is True, "training has few rewards still"
+
+
+def test_held_out_rewards_are_read_by_an_index_alone(engine: Engine) -> None:
+    if engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL plans by statistics")
+    with engine.connect() as connection:
+        values = {"project": "default", "policy": "starter", "version": 0}
+        (plan,) = connection.execute(text(f"EXPLAIN QUERY PLAN {policies._HELD_OUT}"), values).all()
+    assert "USING COVERING INDEX ix_trajectories_eval" in plan.detail
+
+
+def test_a_step_whose_version_was_rolled_back_is_no_success(learned: RunningProxy, person: Person) -> None:
+    assert "Step 8 promoted" in shown(person.get("/ui/policies"))
+    person.send("/ui/policies/starter/rollback", to="0", reason="it swears")
+    for page in ("/ui/policies", "/ui/policies/starter", "/ui/policies/starter/steps/8"):
+        assert "Step 8 rolled back" in shown(person.get(page))
+    assert "Step 5 rejected" in shown(person.get("/ui/policies/starter/steps/5"))

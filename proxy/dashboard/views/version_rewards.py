@@ -1,0 +1,180 @@
+"""Compute each version's mean reward in training and held out, with its interval, and its gain over version 0. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from proxy.dashboard.queries.policies import PolicyRewards, VersionRewards, VersionState
+from whetstone.domain.stats import Interval, Sample, paired, share_of, t_95, welch
+
+FEWEST = 30
+"""Number of rewards from which a mean is shown as a figure. With fewer its point is hollow, and no headline uses it."""
+MOST_PAIRED = 8_000
+"""Most held-out rewards of two versions that are paired; reading more would take too long."""
+LEAST_ALIKE = 30
+"""Number of equal rewards from which their interval may have zero width."""
+ROUNDING = 1e-12
+"""Relative rounding error of a variance that is computed from sums."""
+SUM_ROUNDING = 1e-9
+"""The same of a sum in the roll-ups, to which changes were added and from which they were subtracted."""
+
+
+@dataclass(frozen=True)
+class MeanReward:
+    """The mean of some rewards with its 95 % interval; the interval is None if there are too few."""
+
+    rewarded: int
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def is_few(self) -> bool:
+        """Return whether there are too few rewards for a headline."""
+        return self.rewarded < FEWEST
+
+
+@dataclass(frozen=True)
+class MeanRewards:
+    """The mean rewards by version; versions without a reward are left out."""
+
+    training: Mapping[int, MeanReward]
+    held_out: Mapping[int, MeanReward]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A version in the curve; a mean is None if none of its trajectories has a reward."""
+
+    version: int
+    state: str
+    was_live: bool
+    training: MeanReward | None
+    held_out: MeanReward | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The version that a headline compares with version 0, and the split whose rewards it uses."""
+
+    version: int
+    is_held_out: bool
+
+
+@dataclass(frozen=True)
+class Gain:
+    """By how much the mean reward of a version exceeds that of version 0."""
+
+    version: int
+    is_held_out: bool
+    difference: Interval
+    pairs: int | None
+    """Number of attempts at the same prompt that were paired; None if all rewards were compared, unpaired."""
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Which values the rewards of a policy and split take, as far as their sums show it."""
+
+    is_share: bool
+    """All are 0 or 1, and both occur."""
+    low: float
+    high: float
+    """All rewards are between these, so no interval extends beyond them."""
+
+
+def mean_rewards(rewards: PolicyRewards) -> MeanRewards:
+    """Return the mean rewards of all versions, however old."""
+    return MeanRewards(*(_means(of_split) for of_split in (rewards.training, rewards.held_out)))
+
+
+def points(states: Sequence[VersionState], means: MeanRewards) -> list[Point]:
+    """Return the versions, in order, each with its mean rewards."""
+    return [
+        Point(one.version, one.state, one.was_live, means.training.get(one.version), means.held_out.get(one.version))
+        for one in states
+    ]
+
+
+def comparison(states: Sequence[VersionState], means: MeanRewards, live: int) -> Comparison | None:
+    """Return what the headline compares with version 0: the live version, or else the newest that was live and has
+    enough rewards; held out, or else in training. None if nothing has enough, or version 0 is live.
+    """
+    before = (one.version for one in reversed(states) if one.was_live and one.state != "rejected" and one.version > 0)
+    for version in chain([live], before) if live else ():
+        for is_held_out, by_version in ((True, means.held_out), (False, means.training)):
+            both = by_version.get(0), by_version.get(version)
+            if all(one is not None and not one.is_few for one in both):
+                return Comparison(version, is_held_out)
+    return None
+
+
+def may_be_paired(compared: Comparison, rewards: PolicyRewards) -> bool:
+    """Return whether the rewards are held-out rewards, and few enough to be read by prompt."""
+    versions = (0, compared.version)
+    read = sum(one.rewarded for one in rewards.held_out if one.version in versions)
+    return compared.is_held_out and read <= MOST_PAIRED
+
+
+def gain(
+    compared: Comparison,
+    rewards: PolicyRewards,
+    before: Mapping[str, Sequence[float]],
+    after: Mapping[str, Sequence[float]],
+) -> Gain:
+    """Return the gain over version 0. `before`, `after`: held-out rewards of version 0 and of the version, by prompt.
+
+    Attempts at the same prompt are paired, in their order, if at least FEWEST have a partner, and half of the attempts
+    of the version that has fewer. Otherwise all rewards are compared by Welch's interval.
+    """
+    by_version = {one.version: one for one in (rewards.held_out if compared.is_held_out else rewards.training)}
+    differences = [
+        [later - earlier for earlier, later in zip(before[prompt], after[prompt], strict=False)]
+        for prompt in before.keys() & after.keys()
+    ]
+    pairs = sum(map(len, differences))
+    fewer = min(by_version[0].rewarded, by_version[compared.version].rewarded)
+    if pairs >= FEWEST and 2 * pairs >= fewer:
+        return Gain(compared.version, compared.is_held_out, paired(differences), pairs)
+    difference = welch(_sample(by_version[0]), _sample(by_version[compared.version]))
+    return Gain(compared.version, compared.is_held_out, difference, None)
+
+
+def _means(rewards: Sequence[VersionRewards]) -> dict[int, MeanReward]:
+    scale = _scale(rewards)
+    return {one.version: _mean(one, scale) for one in rewards}
+
+
+def _mean(rewards: VersionRewards, scale: _Scale) -> MeanReward:
+    """Compute Wilson's interval of a share; of other rewards Student's, `mean ± t · s / √n`, s from the sample (n - 1),
+    within the scale. A few equal rewards do not show how much others differ, so they get no interval.
+    """
+    n, sample = rewards.rewarded, _sample(rewards)
+    if scale.is_share:
+        interval = share_of(rewards.reward_sum, n)
+        return MeanReward(n, interval.mean, interval.low, interval.high)
+    if not sample.variance and n < LEAST_ALIKE:
+        return MeanReward(n, sample.mean, None, None)
+    half = t_95(n - 1) * math.sqrt(sample.variance / n)
+    return MeanReward(n, sample.mean, max(scale.low, sample.mean - half), min(scale.high, sample.mean + half))
+
+
+def _sample(rewards: VersionRewards) -> Sample:
+    n = rewards.rewarded
+    mean = rewards.reward_sum / n
+    variance = max(0.0, rewards.reward_squares - n * mean * mean) / (n - 1) if n > 1 else 0.0
+    return Sample(n, mean, 0.0 if variance <= ROUNDING * mean * mean else variance)
+
+
+def _scale(rewards: Sequence[VersionRewards]) -> _Scale:
+    """Infer the scale: squares of values between 0 and 1 sum to at most their sum, and to just that only of 0 and 1."""
+    if any(one.reward_squares > one.reward_sum + _slack(one) for one in rewards):
+        return _Scale(is_share=False, low=-math.inf, high=math.inf)
+    is_share = all(one.reward_squares >= one.reward_sum - _slack(one) for one in rewards)
+    total, count = sum(one.reward_sum for one in rewards), sum(one.rewarded for one in rewards)
+    return _Scale(is_share=is_share and 0 < total < count, low=0.0, high=1.0)
+
+
+def _slack(rewards: VersionRewards) -> float:
+    return SUM_ROUNDING * max(rewards.rewarded, rewards.reward_squares)
