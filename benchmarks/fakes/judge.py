@@ -2,7 +2,7 @@
 
 `ScriptedJudge` reads the prompt only by its tags. An attempt's worth is written in it (`worth 0.3`) or, for any other
 text, follows from its last message. `RuleJudge` has a function judge the request, as examples/mail/rule_judge.py does;
-`python -m benchmarks.fakes.judge --noise 0.1` serves that one until it is stopped.
+`python -m benchmarks.fakes.judge --noise 0.1` serves that judge until it is stopped.
 """
 
 import argparse

@@ -23,7 +23,8 @@ async def play(attempt: episodes.Attempt) -> episodes.Result:
     messages = form.messages(inquiry.case)
     while not inquiry.is_over:
         message = await attempt.ask(messages, **form.OPTIONS)
-        calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []]
+        functions = [call for call in message.tool_calls or [] if call.type == "function"]
+        calls = [(call.id, call.function.name, call.function.arguments) for call in functions]
         messages += form.replies(inquiry, message.content or "", calls)
     return episodes.Result(inquiry.reward(), inquiry.solved(), share=float(inquiry.source_is_right))
 

@@ -9,6 +9,7 @@ Both forms of the example use it: `small_mail` by short commands, `full_mail` by
 
 import re
 import sqlite3
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -70,7 +71,8 @@ class Inquiry:
             "read_email": self._read,
             "return_final_answer": self._answer,
         }
-        self._db = sqlite3.connect(":memory:")
+        self._db = sqlite3.connect(":memory:", check_same_thread=False)
+        weakref.finalize(self, self._db.close)
         self._db.execute("CREATE VIRTUAL TABLE mails USING fts5(id UNINDEXED, day UNINDEXED, sender, subject, body)")
         rows = [(mail.id, mail.day, mail.sender, mail.subject, mail.body) for mail in case.mails]
         self._db.executemany("INSERT INTO mails VALUES (?, ?, ?, ?, ?)", rows)

@@ -2,7 +2,7 @@
 
 It searches for any of the three words that matter in the question (the owner, the kind of fact, the project), reads any
 of the mails that are listed, and answers with any value in the mail. The inboxes mix the words of both splits and are
-drawn by `rng`, so they are neither training's nor the held-out ones.
+drawn by `rng`: they are neither those of training nor the held-out inboxes.
 """
 
 import random

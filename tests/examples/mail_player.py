@@ -45,7 +45,7 @@ class MailPlayer(FakeOpenAI):
         results = [json.loads(message["content"]) for message in messages if message["role"] == "tool"]
         listed = [entry["id"] for result in results if isinstance(result, list) for entry in result][:2]
         opened = [result["id"] for result in results if isinstance(result, dict) and "body" in result]
-        tool, arguments = "search_inbox", {"query": " ".join(question.rstrip("?").split()[-2:])}
+        tool, arguments = "search_inbox", dict[str, Any]({"query": " ".join(question.rstrip("?").split()[-2:])})
         if len(opened) < len(listed):
             tool, arguments = "read_email", {"id": listed[len(opened)]}
         elif opened:

@@ -1,4 +1,4 @@
-"""The inboxes, the tools, the rewards and the app of examples/mail, and what the novice learns of it."""
+"""The inboxes, the tools, the rewards and the app of examples/mail, and what the novice learns about it."""
 
 import json
 import random
@@ -13,6 +13,7 @@ import pytest
 
 from tests.examples.conftest import foreign_imports, run
 from tests.examples.mail_player import MailPlayer
+from whetstone.config.settings import load
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 APP = EXAMPLES / "mail" / "app.py"
@@ -99,8 +100,8 @@ def test_held_out_inboxes_share_no_name_with_training() -> None:
     for names in (company.FIRST, company.LAST, company.COLOURS, company.ANIMALS, company.SUPPLIERS):
         assert not set(names["train"]) & set(names["eval"])
     splits: tuple[inbox.Split, ...] = ("train", "eval")
-    words = {split: {m.id.split()[0] for k in range(60) for m in draw("small", split, k).mails} for split in splits}
-    assert not words["train"] & words["eval"]
+    projects = {split: {m.id.split()[0] for k in range(60) for m in draw("small", split, k).mails} for split in splits}
+    assert not projects["train"] & projects["eval"]
 
 
 @SIZES
@@ -176,7 +177,7 @@ def test_a_search_lists_the_newest_mails_that_have_every_word() -> None:
 )
 def test_what_an_attempt_is_worth(texts: list[str], reward: float, errors: int) -> None:
     inquiry, _ = commands(*texts)
-    assert inquiry.is_over and (inquiry.reward(), inquiry.errors) == (pytest.approx(reward), errors)
+    assert inquiry.is_over and inquiry.errors == errors and inquiry.reward() == pytest.approx(reward)
     assert inquiry.solved() == (reward > 0.8)
 
 
@@ -227,7 +228,8 @@ def test_the_full_form_is_played_with_tools() -> None:
     [
         ("search_inbox", "{", "no JSON object"), ("search_inbox", "[]", "no JSON object"),
         ("search_inbox", "{}", "wrong arguments"), ("search_inbox", '{"query": "?"}', "no word"),
-        ("search_inbox", '{"query": 7}', "no word"), ("search_inbox", '{"text": "x"}', "wrong arguments"),
+        ("search_inbox", '{"query": 7}', "no word"), ("search_inbox", f'{{"query": "{"a " * 17}"}}', "more than 16"),
+        ("search_inbox", '{"text": "x"}', "wrong arguments"),
         ("read_email", '{"id": "1"}', "no search has listed"), ("open", "{}", "no such tool"),
         ("return_final_answer", '{"answer": "x"}', "wrong arguments"),
         ("return_final_answer", '{"answer": "x", "sources": "1"}', "a list"),
@@ -307,6 +309,14 @@ def test_the_app_is_short_and_imports_nothing_of_ours() -> None:
     for module in ("inbox", "company", "full_mail", "small_mail", "rule_judge"):
         assert foreign_imports(APP.with_name(f"{module}.py")) <= {"inbox", "company"}
     assert foreign_imports(EXAMPLES / "novice" / "mail.py") == {"conversation", "small_mail", "inbox"}
+
+
+@pytest.mark.parametrize("name", ["mail", "langgraph"])
+def test_the_settings_for_a_gpu_are_settings(name: str) -> None:
+    settings = load(EXAMPLES / name / "gpu.toml", environment={})
+    assert (
+        settings.policy == "mail" and f"--config examples/{name}/gpu.toml" in (EXAMPLES / name / "gpu.toml").read_text()
+    )
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import ast
 import json
 import random
 import re
+import signal
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +37,7 @@ import mail  # noqa: E402
 import rule_judge  # noqa: E402
 import small_mail  # noqa: E402
 
+EMPTY = json.dumps({"model": "rules", "messages": build([], DEFAULT_RUBRIC, {}, random.Random(0)).messages}).encode()
 Messages = list[dict[str, Any]]
 Turns = Sequence[str | list[tuple[str, Any]]]
 """Texts of an agent, or the tools that it calls and their arguments."""
@@ -43,6 +46,7 @@ Turns = Sequence[str | list[tuple[str, Any]]]
 def played(form: Any, case: inbox.Case, turns: Turns) -> tuple[Messages, inbox.Inquiry]:
     """Return the messages of an attempt that takes these turns, and how it ended."""
     inquiry, messages = inbox.Inquiry(case), form.messages(case)
+    message: dict[str, Any]
     for number, turn in enumerate(turns):
         if inquiry.is_over:
             break
@@ -367,3 +371,16 @@ def test_the_served_judge_errs_and_varies_on_request() -> None:
     assert first == again != other and first[0] != first[1]
     with RuleJudge(rule_judge.scores, fault=lambda _number, _rng: "short") as server, pytest.raises(NotAnswered):
         read(request(server, prompt.messages), prompt.ids, {})
+
+
+@pytest.mark.slow
+def test_the_judge_is_started_from_a_shell_and_stopped_by_ctrl_c() -> None:
+    command = [sys.executable, "-m", "benchmarks.fakes.judge", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=MAIL.parents[1])
+    assert process.stdout is not None
+    with process.stdout:
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", EMPTY), timeout=10) as response:
+            assert json.load(response)["choices"][0]["message"]["content"] == '{"scores": []}'
+        process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
