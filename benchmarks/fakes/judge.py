@@ -1,16 +1,23 @@
-"""An OpenAI-compatible judge that computes the worth of every attempt, and answers wrongly on request.
+"""OpenAI-compatible judges that compute the worth of every attempt, and answer wrongly on request.
 
-It reads the prompt only by its tags. An attempt's worth is written in it (`worth 0.3`) or, for any other text, follows
-from its last message.
+`ScriptedJudge` reads the prompt only by its tags. An attempt's worth is written in it (`worth 0.3`) or, for any other
+text, follows from its last message. `RuleJudge` has a function judge the request, as examples/mail/rule_judge.py does;
+`python -m benchmarks.fakes.judge --noise 0.1` serves that judge until it is stopped.
 """
 
+import argparse
+import contextlib
 import hashlib
+import importlib.util
 import json
 import random
 import re
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.fakes.json_server import Handler, Server, chat_answer
@@ -59,7 +66,9 @@ FAULTS = (*WRONG, *HTTP, "slow", "cut")
 class ScriptedJudge(Server):
     """Answers at `url`. Right answers come in any order, which is right too."""
 
-    def __init__(self, fault: Fault = lambda _number, _rng: None, slow_s: float = 5.0, seed: int = 0) -> None:
+    def __init__(
+        self, fault: Fault = lambda _number, _rng: None, slow_s: float = 5.0, seed: int = 0, port: int = 0
+    ) -> None:
         self.fault, self.slow_s = fault, slow_s
         self.rng = random.Random(seed)
         self.prompts: list[str] = []
@@ -67,7 +76,7 @@ class ScriptedJudge(Server):
         self.noise: Callable[[int, str], float] = lambda _number, _text: 0.0
         """Noise that is added to the score of an attempt that ends with this text, in the call of this number."""
         self._lock = threading.Lock()
-        super().__init__(_Handler, base="/v1")
+        super().__init__(_Handler, port, base="/v1")
 
     @property
     def calls(self) -> int:
@@ -81,6 +90,31 @@ class ScriptedJudge(Server):
             self.prompts.append(prompt)
             return number, self.fault(number, self.rng), random.Random(self.rng.random())
 
+    def items(self, number: int, messages: list[dict[str, Any]], _rng: random.Random) -> list[Item]:
+        """Return the right items of the answer to a call."""
+        items = []
+        for name, lines in attempts(messages[-1]["content"]).items():
+            noise = self.noise(number, str(lines[-1].get("content")))
+            score = min(1.0, max(0.0, worth(lines[-1]) + noise))
+            items.append({"id": name, "explanation": f"worth {score}", "score": score})
+        return items
+
+
+Rule = Callable[[list[dict[str, Any]], random.Random, float], dict[str, Any]]
+"""Messages of a request, a random generator, the standard deviation of the noise -> {"scores": [...]}."""
+
+
+class RuleJudge(ScriptedJudge):
+    """Answers what a function makes of the request. The seed draws the noise, by the number of the call."""
+
+    def __init__(self, rule: Rule, noise_sd: float = 0.0, **options: Any) -> None:
+        self.rule, self.noise_sd = rule, noise_sd
+        super().__init__(**options)
+
+    def items(self, _number: int, messages: list[dict[str, Any]], rng: random.Random) -> list[Item]:
+        items: list[Item] = self.rule(messages, rng, self.noise_sd)["scores"]
+        return items
+
 
 class _Handler(Handler):
     server: ScriptedJudge
@@ -88,11 +122,7 @@ class _Handler(Handler):
     def respond(self, body: dict[str, Any]) -> None:
         prompt = body["messages"][-1]["content"]
         number, fault, rng = self.server.record_call(prompt)
-        items = []
-        for name, lines in attempts(prompt).items():
-            noise = self.server.noise(number, str(lines[-1].get("content")))
-            score = min(1.0, max(0.0, worth(lines[-1]) + noise))
-            items.append({"id": name, "explanation": f"worth {score}", "score": score})
+        items = self.server.items(number, body["messages"], rng)
         if fault == "slow":
             time.sleep(self.server.slow_s)
         if fault in HTTP:
@@ -113,3 +143,32 @@ def _text(fault: str | None, items: list[Item], rng: random.Random) -> str:
     if fault in WRONG_ITEMS:
         return json.dumps({"scores": WRONG_ITEMS[fault](items, rng)})
     return json.dumps({"scores": rng.sample(items, len(items))})
+
+
+def rule_in(file: Path) -> Rule:
+    """Return the function `scores` of a file."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None, f"{file} is no Python file"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look up the module that they are defined in
+    spec.loader.exec_module(module)
+    rule: Rule = module.scores
+    return rule
+
+
+def main() -> None:
+    mail = Path(__file__).resolve().parents[2] / "examples" / "mail" / "rule_judge.py"
+    parser = argparse.ArgumentParser(description="Serve a judge by rule, for RULER, where no strong model is.")
+    parser.add_argument("--rule", type=Path, default=mail, help="the file whose function `scores` judges")
+    parser.add_argument("--port", type=int, default=8100, help="where it listens, on loopback; 0: any free port")
+    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of what is added to each score")
+    parser.add_argument("--seed", type=int, default=0, help="of the noise")
+    args = parser.parse_args()
+    with RuleJudge(rule_in(args.rule), args.noise, seed=args.seed, port=args.port) as judge:
+        print(judge.url, flush=True)  # noqa: T201 - the address that whetstone.toml needs
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()
