@@ -52,7 +52,7 @@ def run(data: Path, task: Task, progress: Progress, console: Console) -> dict[st
             given["trainer__micro_batch_tokens"] = MICRO_BATCH_TOKENS
         settings = load(environment={}, **given, **servers, **plan.settings)
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack:
-            options = task.full if task.model and Path(plan.model) != task.model else ()
+            options = task.options if task.model is None or Path(plan.model) == task.model else task.full
             policy = LearningPolicy(stack, task.app, line_of, console, options, task.python)
             training = Training(policy, task, progress, data, console)
             training.run()

@@ -1,35 +1,31 @@
-"""List the examples that a model learns in some twenty minutes on two cores: the novice plays their small form."""
+"""List the examples; for those with a small form, the novice learns it in some twenty minutes on two cores."""
 
-from typing import Any
+from dataclasses import replace
 
 from benchmarks.real.task import EXAMPLES, Task
 
 NOVICE = EXAMPLES / "novice" / "model"
-OF_EXAMPLES = EXAMPLES.parent / ".venv-examples" / "bin" / "python"
-"""The interpreter of the apps that need more than the stock client."""
+WITH_MORE = EXAMPLES.parent / ".venv-examples" / "bin" / "python"
+"""The interpreter of apps that need more than the stock client (`make example` installs it)."""
+PAUSE = ("--pause-s", "0.2")
+BY_JUDGE = ("--judge",)
 
 
-def _example(name: str, right: str, steps: int, *training: str, **fields: Any) -> Task:
+def _of_novice(name: str, right: str, share: str, steps: int) -> Task:
     app = EXAMPLES / name / "app.py"
-    return Task(
-        name,
-        app,
-        right,
-        steps,
-        training=training or ("--pause-s", "0.2"),
-        model=NOVICE,
-        full=("--size", "full"),
-        **fields,
-    )
+    return Task(name, app, right, steps, PAUSE, fields=share, model=NOVICE, full=("--size", "full"))
 
 
+MAIL = _of_novice("mail", "right answer and source", "right source", steps=30)
 EXAMPLE_TASKS = {
     task.name: task
     for task in (
-        _example("2048", "reached the target", steps=24, fields="shaped reward"),
-        _example("temporal_clue", "all letters right", steps=30, fields="right letters"),
-        _example("codenames", "won", steps=30, fields="margin"),
-        _example("mcp", "solved", steps=30, fields="reward"),
-        _example("mail", "right answer and source", steps=30, fields="reward"),
+        _of_novice("2048", "reached the target", "shaped reward", steps=30),
+        _of_novice("temporal_clue", "all letters right", "right letters", steps=30),
+        _of_novice("codenames", "won", "margin", steps=30),
+        _of_novice("mcp", "solved", "reward", steps=30),
+        MAIL,
+        replace(MAIL, name="mail-ruler", training=PAUSE + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
+        replace(MAIL, name="langgraph", app=EXAMPLES / "langgraph" / "app.py", python=WITH_MORE),
     )
 }

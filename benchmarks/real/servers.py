@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from benchmarks.fakes.rule_judge import RuleJudge
+from benchmarks.fakes.judge import RuleJudge, rule_in
 from benchmarks.fakes.teacher import Teacher
 from benchmarks.real.task import Task
 
 TEACHER = "teacher"
 """The policy that the rule program is."""
 JUDGE = "rule"
+NOISE_SD = 0.1
+"""Of the judge's scores, which lie between 0 and 1: models differ from themselves by as much."""
 
 
 @contextmanager
@@ -22,7 +24,7 @@ def servers_of(task: Task, policy: str, seed: int) -> Iterator[dict[str, Any]]:
             teacher = servers.enter_context(Teacher(task.lessons.rule))
             settings["upstreams"] = {"rules": {"url": teacher.url, "models": {TEACHER: "rules"}}}
         if task.judge is not None:
-            judge = servers.enter_context(RuleJudge(task.judge, seed))
+            judge = servers.enter_context(RuleJudge(rule_in(task.judge), NOISE_SD, seed=seed))
             settings["judges"] = {JUDGE: {"model": f"openai/{JUDGE}", "url": judge.url}}
             settings["learning"] = {policy: {"ruler": {"judges": [JUDGE]}}}
         yield settings

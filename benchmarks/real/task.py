@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fakes.rule_judge import JudgeRule
 from benchmarks.fakes.teacher import Rule
 from benchmarks.kit.process import ROOT
 
@@ -54,11 +53,13 @@ class Task:
     """Settings other than the defaults."""
     decays: bool = False
     """Whether the learning rate falls over all policy-gradient steps."""
-    judge: JudgeRule | None = None
-    """Ranks the groups in training, as another server; rewards of the app are not posted then."""
+    judge: Path | None = None
+    """A file whose function `scores` judges the groups in training, as another server; the app posts no rewards."""
     model: Path | None = None
-    """Folder of the model that the app's small form is for; None: SmolLM2-135M-Instruct."""
+    """Folder of the model that is trained; None: SmolLM2-135M-Instruct."""
+    options: tuple[str, ...] = ()
+    """Options that the app always gets with this model."""
     full: tuple[str, ...] = ()
-    """Options of the app for any other model."""
+    """In their place, those for any other model."""
     python: Path | None = None
     """The environment's interpreter that runs the app; None: this one."""
