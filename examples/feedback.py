@@ -1,4 +1,4 @@
-"""Post a thumb, a reward or the right answer: python feedback.py chatcmpl-4f1c --thumbs up --comment "to the point""""
+"""Post a thumb, a reward or the right answer: python feedback.py chatcmpl-4f1c --thumbs up --comment brief"""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ def post(base_url: str, api_key: str, feedback: dict[str, Any]) -> dict[str, Any
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     answer = httpx.post(f"{base_url.rstrip('/')}/feedback", json=feedback, headers=headers, timeout=30)
     if answer.is_error:
-        sys.exit(f"{answer.status_code}: {answer.json()['error']['message']}")
+        sys.exit(f"{answer.status_code}: {answer.text}")
     receipt: dict[str, Any] = answer.json()
     return receipt
 
@@ -27,7 +27,7 @@ def main() -> None:
     value.add_argument("--reward", type=float, metavar="NUMBER")
     parser.add_argument("--right-answer", dest="demonstration", metavar="TEXT", help="alone, or beside a value")
     parser.add_argument("--comment", metavar="TEXT")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1", help="default: %(default)s")
+    parser.add_argument("--base-url", metavar="URL", default="http://127.0.0.1:8000/v1", help="default: %(default)s")
     args = parser.parse_args()
     names = ("thumbs", "reward", "demonstration", "comment")
     feedback = {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -71,7 +71,7 @@ def test_it_posts_what_its_flags_name(server: Proxy, flags: list[str], body: dic
 def test_a_refusal_is_printed_and_fails(server: Proxy) -> None:
     server.refuses = True
     done = run(server, "c1", "--thumbs", "up")
-    assert (done.returncode, done.stderr) == (1, "400: feedback needs exactly one of these\n")
+    assert done.returncode == 1 and done.stderr.startswith("400: ") and "exactly one of these" in done.stderr
     assert server.posts[0][1] is None, "without a key, none is sent"
 
 
