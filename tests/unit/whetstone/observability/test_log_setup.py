@@ -139,7 +139,8 @@ def test_keys_and_passwords_are_blotted_out(
 
 
 _PIECES = (
-    "://,a:b,@,wsk_,wft_,Bearer ,basic ,sk-,password,passwd,API_KEY,apikey,Secret,=, ,hunter2hunter2,pa\u017fsword,s\u212a-"
+    "://,a:b,@,wsk_,wft_,Bearer ,basic ,sk-,password,passwd,API_KEY,apikey,Secret,=, ,"
+    "hunter2hunter2,pa\u017fsword,s\u212a-"
 )
 
 
