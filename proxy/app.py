@@ -12,8 +12,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.admission.api_key_store import KeyTables
 from proxy.admission.api_keys import Keys
+from proxy.admission.feedback_tokens import FeedbackTokens
 from proxy.admission.middleware import AdmissionMiddleware, ConcurrencyLimit
 from proxy.admission.rate_limits import RateLimiter
+from proxy.admission.token_secrets import read_secrets
 from proxy.api import health
 from proxy.dashboard.middleware import DashboardDoor
 from proxy.dashboard.queries.sessions import SessionTables
@@ -136,6 +138,8 @@ class Proxy:
             settings.project,
             on_loopback=settings.proxy.on_loopback,
         )
+        secrets = await asyncio.to_thread(read_secrets, settings.data, os.environ)
+        tokens = FeedbackTokens(secrets, settings.proxy.feedback_token_lifetime_s)
         limiter = RateLimiter(lambda: self._peers.others)
         await completeness.share()  # exclude what vLLM has sampled until now
         await asyncio.to_thread(ensure_bootstrap, store.engine, settings)
@@ -152,12 +156,14 @@ class Proxy:
                 on_step_requested=lambda: hint(celery, STEP),
                 keys_changed=self._keys.refresh,
                 charge=limiter.charge_tokens,
+                tokens=tokens,
             )
             for own in of_projects
         }
         tenants = self.tenants.values()
         self._door = AdmissionMiddleware(
             self._keys,
+            tokens,
             limiter,
             ConcurrencyLimit(settings.proxy),
             settings.project,

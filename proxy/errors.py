@@ -8,8 +8,11 @@ ProxyError
 │   └── RefusedField           400
 ├── NoKey                      401
 │   └── WrongKey               401
+├── WrongToken                 401
+│   └── ExpiredToken           401
 ├── Forbidden                  403
-│   └── MissingScope           403
+│   ├── MissingScope           403
+│   └── NotForTokens           403
 ├── NotFound                   404
 │   ├── UnknownModel           404
 │   └── ResponseNotFound       404
@@ -124,12 +127,24 @@ class WrongKey(NoKey, code="invalid_api_key"):
     """The key is wrong, revoked, expired or unknown here."""
 
 
+class WrongToken(ProxyError, status=401, kind=INVALID, code="invalid_feedback_token"):
+    """What came as a feedback token is none of ours, or its key is revoked."""
+
+
+class ExpiredToken(WrongToken, code="feedback_token_expired"):
+    """The feedback token was valid until recently."""
+
+
 class Forbidden(ProxyError, status=403, kind=INVALID, code="forbidden"):
     """A foreign origin or host."""
 
 
 class MissingScope(Forbidden, code="missing_scope"):
     """The key lacks the scope."""
+
+
+class NotForTokens(Forbidden, code="not_for_feedback_token"):
+    """A feedback token does not permit this field, or this completion."""
 
 
 class NotFound(ProxyError, status=404, kind=INVALID, code="not_found"):

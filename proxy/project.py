@@ -13,8 +13,9 @@ from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.admission.feedback_tokens import FeedbackTokens
+from proxy.api import feedback_page, responses
 from proxy.api import project as api
-from proxy.api import responses
 from proxy.api.admin import keys, privacy
 from proxy.api.admin import policies as admin
 from proxy.api.feedback_ingest import FeedbackIngest
@@ -72,6 +73,7 @@ class Tenant:
         on_step_requested: Callable[[], None],
         keys_changed: Callable[[], Awaitable[None]],
         charge: Callable[[Principal, int], None],
+        tokens: FeedbackTokens,
     ) -> None:
         """Build the project. `settings`: its own settings (`Settings.of_project`). All projects share the rest.
 
@@ -80,6 +82,7 @@ class Tenant:
         - `on_step_requested`: notify the trainer that a step was requested.
         - `keys_changed`: read the keys again; every change that was committed before is in force when it returns.
         - `charge`: count the tokens of an answer against the limits of its key.
+        - `tokens`: signs the feedback tokens of all projects.
         """
         project = self.project = settings.project
         self._settings = settings
@@ -112,6 +115,7 @@ class Tenant:
             redactor,
             no_train=settings.privacy.no_train,
             explore={policy: one.explore for policy, one in settings.learning.items()},
+            sign_feedback=partial(tokens.sign, project) if settings.proxy.feedback_tokens else None,
         )
         passthrough = PassthroughEndpoint(policies, upstreams, settings.proxy)
         self.posts: dict[str, Routes] = dict.fromkeys(RECORDED, self.inference) | dict.fromkeys(
@@ -153,6 +157,7 @@ class Tenant:
             judges=frozenset(settings.judges),
             settings=settings.proxy,
         )
+        feedback_page.add(self.api, project=project, tokens=tokens, settings=settings.proxy)
         responses.add(self.api, stored)
         admin.add(
             self.api,

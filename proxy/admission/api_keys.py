@@ -17,16 +17,17 @@ from hmac import compare_digest
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.admission.api_key_store import KeyTables
+from proxy.admission.feedback_tokens import FeedbackClaim
 from proxy.domain.address import PASSED_THROUGH, RECORDED
-from proxy.errors import MissingScope, NoKey, WrongKey
-from whetstone.domain.api_keys import SUFFICIENT, KeyScope, Principal, anybody, hash_of
+from proxy.errors import MissingScope, NoKey, WrongKey, WrongToken
+from whetstone.domain.api_keys import SUFFICIENT, Need, Principal, anybody, hash_of
 
 MOST_HASHES = 256
 """Number of sent keys whose hash is cached: only the hash, not the principal."""
 LONGEST_CACHED = 256
 """Most bytes of a sent key that is cached, as strangers may send anything."""
 
-ROUTES: dict[tuple[str, str], KeyScope | None] = {
+ROUTES: dict[tuple[str, str], Need | None] = {
     **{("POST", path): "inference" for path in sorted(RECORDED | PASSED_THROUGH)},
     ("GET", "/v1/responses/{response_id}"): "inference",
     ("DELETE", "/v1/responses/{response_id}"): "inference",
@@ -35,6 +36,7 @@ ROUTES: dict[tuple[str, str], KeyScope | None] = {
     ("GET", "/v1/models"): "inference",
     ("GET", "/v1/models/{name:path}"): "inference",
     ("POST", "/v1/feedback"): "feedback",
+    ("POST", "/v1/feedback/tokens"): "inference or feedback",
     ("GET", "/v1/feedback/{feedback_id}"): "feedback",
     ("DELETE", "/v1/feedback/{feedback_id}"): "feedback",
     ("GET", "/v1/trajectories/{trajectory_id}"): "feedback",
@@ -42,12 +44,13 @@ ROUTES: dict[tuple[str, str], KeyScope | None] = {
     ("GET", "/v1/groups/{group_id}"): "feedback",
     ("POST", "/v1/groups/{group_id}/close"): "feedback",
     ("GET", "/"): None,
+    ("GET", "/feedback.js"): None,
     ("GET", "/health"): None,
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,
 }
-"""Method and path, as FastAPI writes it -> scope. None: public; the answer shows only that the proxy is running, or
-leads to the dashboard. A route that is not listed is for admins."""
+"""Method and path, as FastAPI writes it -> scope. None: public; the answer shows only that the proxy is running, leads
+to the dashboard, or is the script of the thumbs. A route that is not listed is for admins."""
 
 CONTENT = frozenset({"comment", "demonstration", "metadata", "end_user", "code_error", "judge_waits"})
 """Fields of feedback, trajectories and groups that may contain or quote text of apps and people. Only admins may read
@@ -74,6 +77,8 @@ class Keys:
         self._state: tuple[int, int, datetime | None] | None = None
         self._living: dict[str, tuple[str, Principal | None, float]] = {}
         """Hash -> the hash itself, principal, and expiry (seconds since the epoch)."""
+        self._living_by_id: dict[tuple[str, str | None], tuple[Principal, float]] = {}
+        """Project and id -> principal and expiry."""
         self._used: dict[tuple[str, str], datetime] = {}
         self._stored_use: dict[tuple[str, str], datetime] = {}
         self._minute = datetime.min.replace(tzinfo=UTC)
@@ -97,6 +102,11 @@ class Keys:
                     key_hash: (key_hash, key, math.inf if until is None else until.timestamp())
                     for key_hash, (key, until) in living.items()
                 }
+                self._living_by_id = {
+                    (key.project, key.key_id): (key, until_s)
+                    for _, key, until_s in self._living.values()
+                    if key is not None
+                }
                 self._state = state
                 _hash_of.cache_clear()  # invalid keys must not stay in memory
                 self.needed = not self._on_loopback or state[0] > 0
@@ -106,7 +116,7 @@ class Keys:
             with suppress(SQLAlchemyError):  # it is stored a minute later
                 await asyncio.to_thread(self._table.note_used, used)
 
-    def admit(self, headers: Mapping[bytes, bytes], needs: KeyScope) -> Principal:
+    def admit(self, headers: Mapping[bytes, bytes], needs: Need) -> Principal:
         """Return who sent the request, if they have this scope.
 
         Raises:
@@ -144,12 +154,25 @@ class Keys:
     def by_id(self, project: str, key_id: str) -> Principal | None:
         """Return the principal of a key that was used before, or None once the key is revoked or expired."""
         now_s = self._now_s()
-        for _, principal, until_s in self._living.values():
-            is_it = principal is not None and (principal.project, principal.key_id) == (project, key_id)
-            if is_it and now_s < until_s:
-                self._note(project, key_id, now_s)
-                return principal
-        return None
+        principal, until_s = self._living_by_id.get((project, key_id), (None, 0.0))
+        if principal is None or now_s >= until_s:
+            return None
+        self._note(project, key_id, now_s)
+        return principal
+
+    def of_token(self, claim: FeedbackClaim) -> Principal:
+        """Return whom a feedback token acts for: the key that it was made for, without its scopes.
+
+        Raises:
+            WrongToken: that key is revoked or expired, or keys are needed only since then.
+        """
+        if claim.key_id is None:
+            is_valid = not self.needed and claim.project == self._anybody.project
+        else:
+            is_valid = self.by_id(claim.project, claim.key_id) is not None
+        if not is_valid:
+            raise WrongToken("the API key that this feedback token was made for is no longer valid")
+        return Principal(claim.project, claim.key_id, frozenset())
 
     def find_or_none(self, headers: Mapping[bytes, bytes]) -> Principal | None:
         """Return who sent a request to a public route, or None without a valid key."""
@@ -173,7 +196,7 @@ def _hash_of(authorization: bytes, x_api_key: bytes) -> str | None:
     return hash_of(presented) if presented else None
 
 
-def scope_needed(method: str, path: str) -> KeyScope | None:
+def scope_needed(method: str, path: str) -> Need | None:
     """Return the scope that a request needs, or None if the route is public.
 
     If there is no such route, return the scope of the route that was probably meant. So a key that may use that route
@@ -186,10 +209,10 @@ def scope_needed(method: str, path: str) -> KeyScope | None:
     return scopes.get(method, next(iter(scopes.values()), "admin"))
 
 
-def methods_of(path: str) -> dict[str, KeyScope | None]:
+def methods_of(path: str) -> dict[str, Need | None]:
     """Return the methods of this path in ROUTES, each with its scope."""
     exact = {method: scope for (method, known), scope in ROUTES.items() if known == path}
-    return exact or {method: scope for method, pattern, scope in _PATTERNS if pattern.fullmatch(path)}
+    return {method: scope for method, pattern, scope in _PATTERNS if pattern.fullmatch(path)} | exact
 
 
 def path_hint(path: str) -> str:

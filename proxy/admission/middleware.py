@@ -11,11 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.admission.api_keys import Keys, scope_needed
+from proxy.admission.feedback_tokens import FeedbackTokens, token_in
 from proxy.admission.rate_limits import RateLimiter
 from proxy.domain.address import HEALTH, is_dashboard, split_url
 from proxy.errors import Busy, Forbidden, MissingScope, NotFound, ProxyError, UnsupportedEncoding
 from proxy.http.asgi import (
     EXCHANGE,
+    FEEDBACK_CLAIM,
     PRINCIPAL,
     URL_ADDRESS,
     Header,
@@ -29,7 +31,7 @@ from proxy.http.asgi import (
 )
 from proxy.metrics import rejections
 from whetstone.config.proxy import LOOPBACK, ProxySettings
-from whetstone.domain.api_keys import KeyScope, Principal
+from whetstone.domain.api_keys import Need, Principal
 from whetstone.domain.ids import ID
 from whetstone.observability import log_setup
 
@@ -37,13 +39,17 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods whose bodies are not read. They are not limited, as health checks must pass when nothing else does."""
 REQUEST_ID = b"x-request-id"
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
+FEEDBACK = ("POST", "/v1/feedback")
+"""The route that takes feedback tokens."""
+RATINGS_PER_MIN = 20
+"""How often one completion may be rated by token in a minute: anyone who sees the page may send them."""
 PREFLIGHT_CACHE_S = 600
 """Seconds that a browser may cache a preflight's answer."""
 EXPOSED = b", ".join(
     (
         *(b"x-trajectory-id", b"x-group-id", b"x-completion-id", b"x-policy-version", b"x-threaded-by", b"retry-after"),
         *(b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests"),
-        *(b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens"),
+        *(b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-feedback-token"),
     )
 )
 
@@ -145,6 +151,7 @@ class AdmissionMiddleware:
     def __init__(
         self,
         keys: Keys,
+        tokens: FeedbackTokens,
         limiter: RateLimiter,
         in_flight: ConcurrencyLimit,
         home: str,
@@ -153,6 +160,7 @@ class AdmissionMiddleware:
         dashboard: Routes,
     ) -> None:
         self._keys = keys
+        self._tokens = tokens
         self._limiter = limiter
         self._in_flight = in_flight
         self._home = home
@@ -199,7 +207,7 @@ class AdmissionMiddleware:
             await send({"type": "http.response.start", "status": error.status, "headers": error.headers()})
             await send({"type": "http.response.body", "body": error.body()})
 
-    def _authorize(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Principal | None, KeyScope | None]:
+    def _authorize(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Principal | None, Need | None]:
         """Store and return whose request it is. Return also the scope that it needs.
 
         Raises:
@@ -211,6 +219,9 @@ class AdmissionMiddleware:
         if path.startswith("/r/"):
             scope[URL_ADDRESS], path = split_url(path)
             scope["path"], scope["raw_path"] = path, path.encode()
+        if (method, path) == FEEDBACK and (token := token_in(headers)) is not None:
+            scope[PRINCIPAL] = self._authorize_token(scope, token)
+            return scope[PRINCIPAL], None
         needs = scope_needed(method, path)
         principal = self._keys.find_or_none(headers) if needs is None else self._keys.admit(headers, needs)
         # The answer of a health route covers all projects: only the home project's keys may see more than the public.
@@ -220,6 +231,21 @@ class AdmissionMiddleware:
             principal = None
         scope[PRINCIPAL] = principal
         return principal, needs
+
+    def _authorize_token(self, scope: Scope, token: bytes) -> Principal:
+        """Store what a feedback token permits, and return whom it acts for.
+
+        Raises:
+            WrongToken: it is invalid.
+            RateLimited: its completion was rated too often just now.
+        """
+        claim = self._tokens.verify(token)
+        principal = self._keys.of_token(claim)
+        # No key id has a slash, so these are buckets of their own.
+        rated = f"token/{claim.completion_id}/{claim.choice}"
+        self._limiter.check(Principal(claim.project, rated, frozenset(), RATINGS_PER_MIN), whose="feedback token")
+        scope[FEEDBACK_CLAIM] = claim
+        return principal
 
 
 def has_quota(principal: Principal) -> bool:
@@ -241,15 +267,16 @@ def check_origin(
     in `cors_origins`: its user could have been tricked into giving it a key.
 
     Without keys the Host must be loopback (otherwise a web page could reach us by rebinding its own name), an Origin
-    too, and the request must not be forwarded: behind a public proxy every client would look like this machine.
+    too, and the request must not be forwarded: behind a public proxy every client would look like this machine. Of the
+    pages on this machine, those in `cors_origins` may read the answers.
 
     Raises:
         Forbidden: the request may not come in.
     """
+    origin = headers.get(b"origin")
     if not keys_needed:
         _check_this_machine(headers)
-        return None
-    origin = headers.get(b"origin")
+        return origin if origin is not None and origin.decode("latin-1") in cors_origins else None
     if origin is None or _is_own(origin, headers):
         return None
     if origin.decode("latin-1") not in cors_origins:

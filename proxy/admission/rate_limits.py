@@ -47,19 +47,20 @@ class RateLimiter:
         self._now_s = now_s
         self._buckets: dict[Counted, dict[tuple[str, str], _Bucket]] = {"requests": {}, "tokens": {}}
 
-    def check(self, principal: Principal) -> list[Header]:
+    def check(self, principal: Principal, whose: Literal["key", "feedback token"] = "key") -> list[Header]:
         """Admit a request. Return the headers that report what is left.
 
         Raises:
-            RateLimited: the key's requests or tokens are used up for now.
+            RateLimited: the key's requests or tokens are used up for now. `whose` is what the message calls the key.
         """
         buckets = {what: bucket for what in self._buckets if (bucket := self._bucket(what, principal)) is not None}
         for what, bucket in buckets.items():
             if bucket.level < 1:
                 wait_s = math.ceil(bucket.wait_s(1))
+                more = ", or ask for a key with more" if whose == "key" else ""
                 raise RateLimited(
-                    f"the {what} of this key are used up ({_limit(what, principal)} a minute); try again in {wait_s} "
-                    "s, or ask for a key with more",
+                    f"the {what} of this {whose} are used up ({_limit(what, principal)} a minute); try again in "
+                    f"{wait_s} s{more}",
                     wait_s,
                     _limit_headers(buckets),
                 )

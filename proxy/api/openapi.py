@@ -133,7 +133,15 @@ IDEMPOTENT = {
 def feedback_body() -> dict[str, Any]:
     """Return the body of `POST /v1/feedback`, for its route."""
     schema = _schema_of(Feedback)
-    return _json_body({"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_BATCH}]})
+    token = {
+        "name": "X-Feedback-Token",
+        "in": "header",
+        "required": False,
+        "description": "In place of an API key: permits `thumbs` and `comment` on the completion that it was made for.",
+        "schema": {"type": "string"},
+    }
+    body = _json_body({"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_BATCH}]})
+    return body | {"parameters": [token]}
 
 
 def json_body_of(kind: type[msgspec.Struct], *, required: bool = True) -> dict[str, Any]:

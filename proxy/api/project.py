@@ -16,14 +16,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Match, Route
 
 from proxy.admission.api_keys import CONTENT, methods_of, path_hint
+from proxy.admission.feedback_tokens import FeedbackClaim
 from proxy.api import openapi
 from proxy.api.bodies import as_json
 from proxy.api.feedback_ingest import FeedbackIngest
-from proxy.domain.feedback import read_feedback
+from proxy.domain.feedback import read_feedback, read_rating
 from proxy.domain.feedback_rows import FeedbackResult, request_row, row_of, too_late
 from proxy.domain.policies import Policies, Policy
 from proxy.errors import BadRequest, DatabaseAway, NotFound, ProxyError, TooLate, WrongMethod
-from proxy.http.asgi import is_admin, key_of, read_whole
+from proxy.http.asgi import FEEDBACK_CLAIM, is_admin, key_of, read_whole
 from proxy.metrics import rejections
 from proxy.recording.recorder import Recorder
 from proxy.recording.store import Store
@@ -31,6 +32,9 @@ from whetstone.config.proxy import ProxySettings
 from whetstone.domain.states import FeedbackState
 
 log = logging.getLogger(__name__)
+
+MOST_RATING_BYTES = 32 * 2**10
+"""Largest body that comes with a feedback token."""
 
 _HIDDEN = frozenset({"project", "key_id"})
 
@@ -92,9 +96,16 @@ def build(
     @api.post("/v1/feedback", status_code=202, openapi_extra=openapi.feedback_body())
     async def post_feedback(request: Request) -> Response:
         """Store what trajectories were worth. The answer comes once it is committed, or journaled while the database is
-        down; its `target` is `known`, or `unknown yet` if no such trajectory, completion or group is recorded."""
-        body = await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
-        items, batch = read_feedback(body, judges)
+        down; its `target` is `known`, or `unknown yet` if no such trajectory, completion or group is recorded. With a
+        feedback token: `thumbs` and `comment` on its completion."""
+        claim: FeedbackClaim | None = request.scope.get(FEEDBACK_CLAIM)
+        if claim is None:
+            body = await read_whole(request.receive, settings.max_body_bytes, settings.body_timeout_s)
+            items, batch = read_feedback(body, judges)
+        else:
+            most_bytes = min(MOST_RATING_BYTES, settings.max_body_bytes)
+            body = await read_whole(request.receive, most_bytes, settings.body_timeout_s)
+            items, batch = [read_rating(body, claim.completion_id, claim.choice)], False
         now = datetime.now(UTC)
         # In order: of two rewards for the same trajectory the last one counts.
         rows = [row_of(item, project, now + timedelta(microseconds=place)) for place, item in enumerate(items)]

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from proxy.domain.json_values import MAX_DEPTH, depth
-from proxy.errors import BadRequest, NotJson
+from proxy.errors import BadRequest, NotForTokens, NotJson
 from whetstone.domain.ids import ID
 from whetstone.domain.reward_bounds import MAX_PARTS, MAX_REWARD, PART
 
@@ -24,6 +24,9 @@ MAX_JSON = 200_000
 MAX_REWARDS = 10_000
 """Most trajectories of a group in one feedback."""
 KINDS = ("ruler",)
+
+MAX_RATING_COMMENT = 2000
+"""Most characters of a comment that comes with a feedback token."""
 
 _TARGETS = ("trajectory_id", "completion_id", "group_id")
 _VALUES = ("reward", "rewards", "thumbs", "parts", "judge")
@@ -125,6 +128,38 @@ def read_feedback(body: bytes, judges: Collection[str] = ()) -> tuple[list[Feedb
     if items is not raw:
         return [_read_one(raw, judges)], False
     return [_read_item(place, item, judges) for place, item in enumerate(items)], True
+
+
+def read_rating(body: bytes, completion_id: str, choice: int) -> Feedback:
+    """Parse what a web page posts with a feedback token for this completion: `thumbs`, and `comment` if it has one.
+
+    Raises:
+        NotJson: the body is not JSON.
+        NotForTokens: it has another field, or names another completion.
+        BadRequest: `thumbs` is missing or neither `up` nor `down`, or the comment is too long.
+    """
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotJson(_why_not_json(body, error)) from error
+    if not isinstance(raw, dict):
+        raise BadRequest('with a feedback token the body is one JSON object: {"thumbs": "up"}')
+    target = {"completion_id": completion_id, "choice": choice}
+    for field, value in raw.items():
+        if field in target:
+            if value != target[field]:
+                raise NotForTokens("this feedback token is for another completion", param=field)
+        elif field not in ("thumbs", "comment"):
+            raise NotForTokens(
+                f"a feedback token permits thumbs and comment; {field[:100]!r} needs an API key, on the app's server",
+                param=field[:100],
+            )
+    rating = _read_one(target | raw, ())
+    if rating.thumbs is None:
+        raise BadRequest("thumbs must be up or down", param="thumbs")
+    if len(rating.comment or "") > MAX_RATING_COMMENT:
+        raise BadRequest(f"comment is over {MAX_RATING_COMMENT} characters", param="comment")
+    return rating
 
 
 def _read_item(place: int, item: Any, judges: Collection[str]) -> Feedback:

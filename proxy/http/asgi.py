@@ -22,6 +22,9 @@ EXCHANGE = "whetstone.exchange"
 the request sooner and cheaper than by ASGI's messages."""
 PRINCIPAL = "whetstone.principal"
 """Key of a request's scope that holds the `Principal` whose API key the request came with, or None."""
+FEEDBACK_CLAIM = "whetstone.feedback_claim"
+"""Key of a request's scope that holds the `FeedbackClaim` of the feedback token that the request came with. Without one
+there is no such key."""
 URL_ADDRESS = "whetstone.url_address"
 """Key of a request's scope that holds what the request's URL states about the call."""
 

@@ -169,6 +169,7 @@ def _start_span(tracer: "Tracer", context: CallContext, headers: Mapping[bytes, 
             "gen_ai.request.stream": request.stream,
             tracing.PROJECT: context.project,
             tracing.CALL: context.id,
+            tracing.COMPLETION: context.id,
             tracing.GROUP: context.address.group_id,
         },
     )
@@ -178,9 +179,12 @@ def _start_span(tracer: "Tracer", context: CallContext, headers: Mapping[bytes, 
 
 def _end_span(span: "Span", context: CallContext, failed: str) -> None:
     result, speaker, place, server = context.result, context.speaker, context.place, context.server
+    trajectory_id = place.trajectory_id if place is not None else None
     attributes: dict[str, tracing.Value] = {
         "gen_ai.response.model": speaker.served_name,
-        "gen_ai.conversation.id": place.trajectory_id if place is not None else None,
+        "gen_ai.conversation.id": trajectory_id,
+        tracing.TRAJECTORY: trajectory_id,
+        tracing.SESSION: trajectory_id,
         "server.address": server[0] if server is not None else None,
         "server.port": server[1] if server is not None else None,
     }

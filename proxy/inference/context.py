@@ -1,7 +1,7 @@
 """Hold the state of one call while it is served, and build the Calls to record at its end. No I/O."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from whetstone.config.privacy import pseudonym
 from whetstone.domain.api_keys import Principal
 from whetstone.domain.ids import new_id
 
+FEEDBACK_TOKEN = b"x-feedback-token"
 MAX_END_USER = 256
 """Most characters of an end user's name; a longer name would fit in no index, so its hash is stored."""
 
@@ -83,6 +84,8 @@ class CallContext(msgspec.Struct):
     began: float
     redactor: Redactor | None = None
     """Removes what must not be stored; None: nothing is removed."""
+    sign_feedback: Callable[[str | None, str], str] | None = None
+    """Makes a feedback token from the ids of key and completion; None: answers have none."""
     place: Placement | None = None
     """Its trajectory; None until shortly before the request is sent."""
     ttft_ms: float | None = None
@@ -145,7 +148,20 @@ class CallContext(msgspec.Struct):
             lines += f"x-explored: {self.explored:g}\r\n"
         if self.dropped:
             lines += "x-whetstone-recorded: false\r\n"
+        elif self.sign_feedback is not None:
+            lines += f"x-feedback-token: {self.sign_feedback(self.key_id, self.id)}\r\n"
         return lines.encode()
+
+    def stored_headers(self) -> list[Header]:
+        """Return `headers` without the feedback token, which is a credential and expires."""
+        return [header for header in self.headers() if header[0] != FEEDBACK_TOKEN]
+
+    def token_headers(self, stored: Sequence[Header]) -> list[Header]:
+        """Return the feedback token that belongs to an answer which is sent again, by its stored headers."""
+        completion_id = dict(stored).get(b"x-completion-id")
+        if self.sign_feedback is None or completion_id is None:
+            return []
+        return [(FEEDBACK_TOKEN, self.sign_feedback(self.key_id, completion_id.decode()).encode())]
 
     def elapsed_ms(self) -> float:
         """Return milliseconds since the request arrived."""

@@ -84,12 +84,15 @@ class Inference:
         *,
         no_train: bool = False,
         explore: Mapping[str, ExploreSettings] | None = None,
+        sign_feedback: Callable[[str | None, str], str] | None = None,
     ) -> None:
         """Create the endpoint.
 
         `no_train`: exclude every call from training, whatever the call requests. `explore`: by policy, how its calls
-        with temperature 0 are explored.
+        with temperature 0 are explored. `sign_feedback`: make the feedback token of an answer, from the ids of key and
+        completion; None: answers have none.
         """
+        self._sign_feedback = sign_feedback
         self._redactor = redactor
         self._stored = stored
         self._no_train = no_train
@@ -214,6 +217,7 @@ class Inference:
             created_at_s,
             began,
             self._redactor,
+            self._sign_feedback,
         )
 
     async def _serve_once(self, context: CallContext, headers: Mapping[bytes, bytes], send: Send) -> None:
@@ -225,7 +229,7 @@ class Inference:
                 context.sent = []
                 await self.serve(context, headers, send)
             else:
-                await _send_stored(reply, send)
+                await _send_stored(context, reply, send)
 
     async def serve(self, context: CallContext, headers: Mapping[bytes, bytes], send: Send) -> None:
         """Serve a call that was admitted and read: place it, choose its version and ask for the answer, relay it,
@@ -322,7 +326,7 @@ class Inference:
             except UNREADABLE as error:
                 raise UpstreamDown(f"the model server's answer cannot be read: {error}") from error
             replays = context.sent is not None and answer.status == 200
-            reply = _reply(context, [JSON, *context.headers()], answer.client_body) if replays else None
+            reply = _reply(context, [JSON, *context.stored_headers()], answer.client_body) if replays else None
             result = CallResult("complete", answer.results, answer.upstream_id, None, reply, answer.stored)
             recorded = (
                 self._finisher.record_now(context, result)
@@ -387,7 +391,7 @@ class Inference:
         last = stream.last()
         status: Status = "error" if stream.error else "complete"
         replays = context.sent if status == "complete" else None
-        reply = None if replays is None else _reply(context, context.headers(), b"".join((*replays, last)))
+        reply = None if replays is None else _reply(context, context.stored_headers(), b"".join((*replays, last)))
         try:
             stored = stream.stored if status == "complete" else None
             result = CallResult(status, stream.results, stream.upstream_id, stream.error, reply, stored)
@@ -449,13 +453,14 @@ def _reply(context: CallContext, headers: list[tuple[bytes, bytes]], body: bytes
     return msgspec.msgpack.encode(Reply(context.digest, context.request.stream, headers, body))
 
 
-async def _send_stored(reply: Reply, send: Send) -> None:
-    """Send a stored answer."""
+async def _send_stored(context: CallContext, reply: Reply, send: Send) -> None:
+    """Send a stored answer, with a new feedback token if answers have one."""
+    headers = [*reply.headers, *context.token_headers(reply.headers)]
     if reply.streamed:
-        await begin_stream(send, reply.headers)
+        await begin_stream(send, headers)
         await send({"type": "http.response.body", "body": reply.body, "more_body": False})
     else:
-        await send_whole(send, 200, reply.headers, reply.body)
+        await send_whole(send, 200, headers, reply.body)
 
 
 async def _open_stream(context: CallContext, send: Send) -> None:

@@ -90,12 +90,15 @@ def _attempts(seed: Seed) -> None:
         reward_spread=0.0,
     )  # fmt: skip
     tried: dict[str, Any] = {"task": "order", "prompt_hash": "h1", "messages": order, "state": "trained"}
-    attempt("calm-1", 0, 0.0, group_id="g1", trained_in_step=1, turns=[call, {"new_messages": good}], **tried)
-    attempt("calm-2", 0, 1.0, group_id="g1", trained_in_step=1, turns=[{"ttft_ms": 10.0, "streamed": True}], **tried)
+    old, new = {"prompt_version": "v2"}, {"prompt_version": "v3"}
+    first: dict[str, Any] = {"group_id": "g1", "trained_in_step": 1}
+    second: dict[str, Any] = {"group_id": "g2", "trained_in_step": 2}
+    attempt("calm-1", 0, 0.0, turns=[call, {"new_messages": good}], **first, **tried, metadata=old)
+    attempt("calm-2", 0, 1.0, turns=[{"ttft_ms": 10.0, "streamed": True}], **first, **tried, metadata=new)
     attempt("eval-1", 0, 0.5, split="eval", why_not_trained="split_eval", task="order")
     tidy = [call, {"new_messages": good, "ttft_ms": 20.0, "streamed": True}]
-    attempt("tidy-1", 1, 1.0, group_id="g2", trained_in_step=2, turns=tidy, **tried, metadata={"customer": "acme"})
-    attempt("tidy-2", 1, 0.0, group_id="g2", trained_in_step=2, turns=[call, {"new_messages": bad}], **tried)
+    attempt("tidy-1", 1, 1.0, turns=tidy, **second, **tried, metadata={"customer": "acme"} | new)
+    attempt("tidy-2", 1, 0.0, turns=[call, {"new_messages": bad}], **second, **tried, metadata=new)
     late: dict[str, Any] = {"task": "refund", "prompt_hash": "h2", "messages": refund, "key_id": "k2", "group_id": "g3"}
     attempt("late-1", 2, 0.0, why_not_trained="group_uniform", **late, metadata={"customer": "acme"})
     attempt("late-2", 2, 0.0, why_not_trained="group_uniform", **late, turns=[{"ttft_ms": 30.0, "streamed": True}])
@@ -230,6 +233,7 @@ ANSWERS: dict[str, list[list[Row]]] = {
             ["tidy-1", "order", 1.0, None, "2026-01-02 12:06:00.000000"],
         ]
     ],
+    "Which version of my prompt is better?": [[["v2", 0, 1, 1, 0.0], ["v3", 0, 1, 1, 1.0], ["v3", 1, 2, 2, 0.5]]],
     "What was broken off, or failed?": [
         [["2026-01-03", "aborted", None, 1], ["2026-01-03", "error", "upstream away", 1]]
     ],

@@ -126,7 +126,13 @@ class ProxySettings(Section):
     session_headers: tuple[str, ...] = SESSION_HEADERS
     """Headers of agent programs whose value is the trajectory id; the first header that is present counts."""
     cors_origins: tuple[str, ...] = ()
-    """Origins of web pages that may call the proxy, with an API key: `https://app.example.com`. All others get 403."""
+    """Origins of web pages that may call the proxy, with an API key or a feedback token: `https://app.example.com`. All
+    others get 403."""
+    feedback_tokens: bool = False
+    """Whether each answer carries the header `X-Feedback-Token`, by which a web page may post a thumb and a comment on
+    this answer alone: docs/feedback.md. `POST /v1/feedback/tokens` makes such tokens with or without it."""
+    feedback_token_lifetime_s: int = Field(24 * 3600, ge=60, le=30 * 24 * 3600)
+    """How long a feedback token is valid, in seconds."""
 
     @field_validator("normalise")
     @classmethod

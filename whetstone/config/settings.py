@@ -31,13 +31,15 @@ BOOTSTRAP_VARIABLE = "WHETSTONE_BOOTSTRAP_ADMIN_KEY"
 """Holds the first admin key. It is not a setting, so it appears in no file and no dump."""
 API_KEY_VARIABLE = "WHETSTONE_API_KEY"
 """Holds the key that the command line sends to a proxy that requires one. It is not a setting, for the same reason."""
+FEEDBACK_SECRETS_VARIABLE = "WHETSTONE_FEEDBACK_SECRETS"
+"""Holds the secrets that sign feedback tokens, the newest first. It is not a setting, for the same reason."""
 LANGFUSE_VARIABLES = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 """Hold the keys of `log.langfuse_url`, under Langfuse's own names."""
 HUB_TOKEN_VARIABLE = "HF_TOKEN"
 """Holds the key of the model hub for gated models, under the hub's own name; vLLM and the trainer read it."""
 NEVER_SHOWN = frozenset({"api_key_env", "broker", "database", "url", "urls"})
 """Settings that contain a password, or may by mistake."""
-NO_SETTINGS = frozenset({CONFIG_VARIABLE, BOOTSTRAP_VARIABLE, API_KEY_VARIABLE})
+NO_SETTINGS = frozenset({CONFIG_VARIABLE, BOOTSTRAP_VARIABLE, API_KEY_VARIABLE, FEEDBACK_SECRETS_VARIABLE})
 STARTER = Path(__file__).resolve().parent.parent / "starter"
 
 

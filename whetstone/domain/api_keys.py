@@ -18,8 +18,13 @@ import msgspec
 KeyScope = Literal["inference", "feedback", "admin"]
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 """What a key may allow: calling models; sending feedback; everything."""
-SUFFICIENT: dict[KeyScope, frozenset[str]] = {scope: frozenset({scope, "admin"}) for scope in SCOPES}
-"""Scopes of which one suffices where a scope is needed: admin implies all others."""
+Need = Literal["inference", "feedback", "admin", "inference or feedback"]
+"""What a route may need of a key."""
+SUFFICIENT: dict[Need, frozenset[str]] = {
+    **{scope: frozenset({scope, "admin"}) for scope in SCOPES},
+    "inference or feedback": frozenset(SCOPES),
+}
+"""Scopes of which one suffices for a need: admin implies all others."""
 ID_LENGTH = 12
 SECRET_LENGTH = 43
 """Characters, out of 62, that encode 32 random bytes."""
@@ -48,9 +53,9 @@ class Principal(msgspec.Struct, frozen=True):
     """Rate limit; None: no limit."""
     tokens_per_min: int | None = None
 
-    def allows(self, scope: KeyScope) -> bool:
-        """Return whether the caller has this scope."""
-        return not SUFFICIENT[scope].isdisjoint(self.scopes)
+    def allows(self, need: Need) -> bool:
+        """Return whether the caller's scopes suffice for this."""
+        return not SUFFICIENT[need].isdisjoint(self.scopes)
 
 
 def anybody(project: str) -> Principal:

@@ -35,11 +35,11 @@ _SECRETS = re.compile(
     r"(?P<address>://[^/\s:@]*:)(?!\d{1,5}(?![\w@]))[^\s@]+(?=@)"
     r"|(?P<key>\bwsk_[A-Za-z0-9]+_)[A-Za-z0-9_-]+"
     r"|(?P<kind>\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{8,}"
-    r"|(?P<other>\bsk-)[A-Za-z0-9_-]{8,}"
+    r"|(?P<other>\b(?:sk-|wft_))[A-Za-z0-9_-]{8,}"
     r"|(?P<named>\b(?:password|passwd|api_key|apikey|secret)\s*=\s*)[^\s&;,]+",
     re.IGNORECASE,
 )
-_CUES = ("://", "wsk_", "bearer", "basic", "sk-", "pass", "api_key", "apikey", "secret")
+_CUES = ("://", "wsk_", "wft_", "bearer", "basic", "sk-", "pass", "api_key", "apikey", "secret")
 """Each of these patterns begins with one of these strings, ignoring case. Most lines contain none: a quick check."""
 _NOTHING: Mapping[str, Value] = MappingProxyType({})
 

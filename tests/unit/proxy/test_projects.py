@@ -14,7 +14,7 @@ from migrations import schema
 from proxy.admission.api_keys import scope_needed
 from proxy.domain.address import RECORDED, RESPONSES
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, identified, settings_for, wait_for
-from whetstone.domain.api_keys import KeyScope, hash_of, new_key
+from whetstone.domain.api_keys import SUFFICIENT, KeyScope, hash_of, new_key
 from whetstone.registry import api_key_store
 
 HOME, OTHER = "default", "acme"
@@ -23,11 +23,14 @@ SCOPES: tuple[KeyScope, ...] = ("inference", "feedback", "admin")
 CHAT = "/v1/chat/completions"
 ROOT = ("GET", "/")
 """It leads to the dashboard, with any key and without."""
+SCRIPT = ("GET", "/feedback.js")
+TOKENS = ("POST", "/v1/feedback/tokens")
 OPEN = {("GET", "/health"), ("GET", "/healthz"), ("GET", "/readyz")}
 AS_UNKNOWN = {
     ("POST", "/v1/trajectories/{trajectory_id}/end"): 202,
     ("POST", "/v1/groups/{group_id}/close"): 202,
     ("POST", "/v1/feedback"): 202,
+    TOKENS: 201,
     ("DELETE", "/admin/trajectories/{trajectory_id}"): 200,
     ("DELETE", "/admin/users/{user:path}"): 200,
 }
@@ -138,6 +141,8 @@ def body_for(path: str, ids: dict[str, str]) -> dict[str, Any] | None:
         return {"model": ids["policy"], "input": "hi"}
     if path == "/v1/feedback":
         return {"trajectory_id": ids["trajectory_id"], "reward": 0.5}
+    if path == TOKENS[1]:
+        return {"completion_id": ids["response_id"]}
     if path.endswith("/promote"):
         return {"version": 0}
     if path.endswith("/state"):
@@ -162,7 +167,7 @@ def asked(world: World, route: tuple[str, str], key: str | None, of: str) -> htt
 
 
 def is_about_something(route: tuple[str, str]) -> bool:
-    return "{" in route[1] or route[1] in RECORDED or route[1] == "/v1/feedback"
+    return "{" in route[1] or route[1] in RECORDED or route[1].startswith("/v1/feedback")
 
 
 def test_without_a_right_key_nothing_opens_and_every_wrong_one_is_answered_alike(world: World) -> None:
@@ -172,6 +177,9 @@ def test_without_a_right_key_nothing_opens_and_every_wrong_one_is_answered_alike
         if route == ROOT:
             answers = {asked(world, route, key, HOME).headers["location"] for key in (None, *wrong)}
             assert answers == {"/ui"}
+            continue
+        if route == SCRIPT:
+            assert world.ask(None, *SCRIPT).headers["content-type"].startswith("text/javascript")
             continue
         if route in OPEN:
             answer = asked(world, route, None, HOME)
@@ -188,7 +196,7 @@ def test_without_a_right_key_nothing_opens_and_every_wrong_one_is_answered_alike
 def test_a_key_opens_what_its_scope_says_and_no_more(world: World) -> None:
     for route, project, scope in itertools.product(world.routes(), POLICY, SCOPES):
         needs = scope_needed(*route)
-        if needs is None or scope in (needs, "admin"):
+        if needs is None or scope in SUFFICIENT[needs]:
             continue
         answer = asked(world, route, world.keys[project, scope], project)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope"), (route, scope)
@@ -205,6 +213,8 @@ def test_ones_own_is_answered(world: World) -> None:
             if route == ROOT:
                 assert answer.headers["location"] == "/ui"
                 continue
+            if route == TOKENS:
+                assert answer.json()["token"].startswith("wft_")
             if route == CANCEL:
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_id")
                 continue
@@ -216,7 +226,8 @@ def test_the_others_is_as_if_it_were_not_there_and_stays_as_it_is(world: World) 
     for mine, theirs in ((HOME, OTHER), (OTHER, HOME)):
         before = rows_of(world, theirs)
         for route, scope in itertools.product(world.routes(), SCOPES):
-            if scope not in (scope_needed(*route), "admin"):
+            needs = scope_needed(*route)
+            if scope != "admin" and (needs is None or scope not in SUFFICIENT[needs]):
                 continue
             answer = asked(world, route, world.keys[mine, scope], theirs)
             for word in (f"{theirs}-words", f"{theirs}-user", f"{theirs}'s"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.admission.api_keys import Keys
+from proxy.admission.feedback_tokens import FeedbackTokens
 from proxy.admission.middleware import AdmissionMiddleware, ConcurrencyLimit
 from proxy.admission.rate_limits import RateLimiter
 from proxy.http.asgi import EXCHANGE, HEADERS, PRINCIPAL, Receive, Scope, Send
@@ -50,8 +51,9 @@ class World:
         self.in_flight = ConcurrencyLimit(ProxySettings().model_copy(update=limits))
         nobody: Any = None
         quotas = RateLimiter(lambda: 0, lambda: self.now_s)
+        tokens = FeedbackTokens([b"s" * 32], 3600, lambda: self.now_s)
         self.door = AdmissionMiddleware(
-            self.keys, quotas, self.in_flight, "home", ("https://ours",), self._route, nobody
+            self.keys, tokens, quotas, self.in_flight, "home", ("https://ours",), self._route, nobody
         )
         self.asked: list[tuple[str, Principal | None]] = []
 

@@ -40,6 +40,11 @@ def test_without_keys_not_even_a_page_of_the_settings_may() -> None:
         check_origin({b"host": b"localhost:8000", b"origin": ORIGINS[0].encode()}, cors_origins=ORIGINS)
 
 
+def test_without_keys_a_page_of_this_machine_that_the_settings_name_reads_the_answers() -> None:
+    headers = {b"host": b"localhost:8000", b"origin": ORIGINS[1].encode()}
+    assert check_origin(headers, cors_origins=ORIGINS) == ORIGINS[1].encode()
+
+
 @pytest.mark.parametrize("header", [b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"])
 def test_a_forwarded_request_may_not(header: bytes) -> None:
     with pytest.raises(Forbidden, match=header.decode()):

@@ -6,9 +6,9 @@ from sqlalchemy import JSON, Table, Text
 from migrations import schema
 from proxy.admission.api_keys import CONTENT, ROUTES, scope_needed
 from tests.unit.proxy.conftest import RunningProxy
-from whetstone.domain.api_keys import SCOPES, KeyScope, Principal
+from whetstone.domain.api_keys import SCOPES, SUFFICIENT, KeyScope, Need, Principal
 
-EXPECTED: dict[tuple[str, str], KeyScope | None] = {
+EXPECTED: dict[tuple[str, str], Need | None] = {
     ("POST", "/v1/chat/completions"): "inference",
     ("POST", "/v1/completions"): "inference",
     ("POST", "/v1/messages"): "inference",
@@ -26,6 +26,7 @@ EXPECTED: dict[tuple[str, str], KeyScope | None] = {
     ("GET", "/v1/models"): "inference",
     ("GET", "/v1/models/{name}"): "inference",
     ("POST", "/v1/feedback"): "feedback",
+    ("POST", "/v1/feedback/tokens"): "inference or feedback",
     ("GET", "/v1/feedback/{feedback_id}"): "feedback",
     ("DELETE", "/v1/feedback/{feedback_id}"): "feedback",
     ("GET", "/v1/trajectories/{trajectory_id}"): "feedback",
@@ -78,15 +79,15 @@ def test_every_route_of_the_proxy_is_in_the_table_and_no_other(door: RunningProx
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize(("route", "needs"), EXPECTED.items(), ids=lambda value: value and " ".join(value))
-def test_a_key_opens_what_its_scope_is_for(route: tuple[str, str], needs: KeyScope | None, scope: KeyScope) -> None:
+def test_a_key_opens_what_its_scope_is_for(route: tuple[str, str], needs: Need | None, scope: KeyScope) -> None:
     asks = scope_needed(route[0], sample(route[1]))
     opens = asks is None or Principal("p", "k", frozenset({scope})).allows(asks)
-    assert opens == (needs is None or scope in (needs, "admin"))
+    assert opens == (needs is None or scope in SUFFICIENT[needs])
 
 
 def test_the_table_has_no_route_that_is_not_there() -> None:
-    to_the_dashboard = ("GET", "/")
-    assert {(method, path.replace(":path", "")) for method, path in ROUTES} - {to_the_dashboard} <= EXPECTED.keys()
+    undocumented = {("GET", "/"), ("GET", "/feedback.js")}
+    assert {(method, path.replace(":path", "")) for method, path in ROUTES} - undocumented <= EXPECTED.keys()
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,8 @@ def test_whatever_is_unknown_is_for_admins(method: str, path: str) -> None:
         ("PUT", "/tokenize", "inference"),
         ("GET", "/v1/feedback", "feedback"),
         ("GET", "/v1/groups/g/close", "feedback"),
+        ("GET", "/v1/feedback/tokens", "feedback"),
+        ("DELETE", "/v1/feedback/tokens", "feedback"),
         *((method, "/v1/trajectories/t", "feedback") for method in ("DELETE", "PUT", "PATCH")),
         *((method, "/healthz", None) for method in ("HEAD", "POST", "OPTIONS", "get")),
         ("POST", "/chat/completions", "inference"),

@@ -55,6 +55,7 @@ def test_an_answer_says_which_call_it_is(group_id: str | None, dropped: bool, ex
         address=SimpleNamespace(group_id=group_id),
         dropped=dropped,
         explored=explored,
+        sign_feedback=None,
     )
     told = dict(headers_in(CallContext.header_lines(turn)))
     assert told.pop(b"x-explored", None) == (None if explored is None else b"0.7")
@@ -68,6 +69,21 @@ def test_an_answer_says_which_call_it_is(group_id: str | None, dropped: bool, ex
         b"x-policy-version": b"3",
         b"x-threaded-by": b"header",
     }
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_an_answer_that_is_recorded_carries_a_token_for_feedback_on_it(dropped: bool) -> None:
+    turn: Any = asking("/v1/chat/completions", [QUESTION])
+    turn.place, turn.speaker = SimpleNamespace(trajectory_id="t", by="new"), SimpleNamespace(version=3)
+    turn.address, turn.dropped = SimpleNamespace(group_id=None), dropped
+    turn.sign_feedback = lambda key_id, completion_id: f"wft_{key_id}_{completion_id}"
+    sent, stored = dict(turn.headers()), dict(turn.stored_headers())
+    assert sent.get(b"x-feedback-token") == (None if dropped else b"wft_k_call-1")
+    assert stored == {name: value for name, value in sent.items() if name != b"x-feedback-token"}
+    again = turn.token_headers([(b"x-completion-id", b"call-0")])
+    assert again == [(b"x-feedback-token", b"wft_k_call-0")]
+    turn.sign_feedback = None
+    assert turn.token_headers([(b"x-completion-id", b"call-0")]) == []
 
 
 @given(path=st.sampled_from(sorted(RECORDED)), conversation=SAID, captured=st.booleans())

@@ -87,6 +87,9 @@ def test_a_call_is_one_span_by_the_conventions(
         "server.port": int(fake_vllm.url.rsplit(":", 1)[1]),
         "whetstone.project": "default",
         "whetstone.call.id": answer.headers["x-completion-id"],
+        "whetstone.completion.id": answer.headers["x-completion-id"],
+        "whetstone.trajectory.id": answer.headers["x-trajectory-id"],
+        "session.id": answer.headers["x-trajectory-id"],
         "whetstone.group.id": "g1",
     }
     assert span.status.status_code is StatusCode.UNSET

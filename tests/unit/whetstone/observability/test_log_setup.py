@@ -119,6 +119,7 @@ def test_the_lines_of_an_exception_are_told_from_others(
         ("redis://:hunter2@broker:6379/0", "hunter2"),
         ("amqp://app:12345@broker//", "12345"),
         ("a key wsk_0a1b2c_hunter2hunter2", "hunter2"),
+        ("a token wft_hunter2hunter2", "hunter2"),
         ("Authorization: Bearer hunter2.hunter2", "hunter2"),
         ("the environment has no sk-hunter2hunter2", "hunter2"),
         ("host=db password=hunter2 dbname=w", "hunter2"),
@@ -138,7 +139,8 @@ def test_keys_and_passwords_are_blotted_out(
 
 
 _PIECES = (
-    "://,a:b,@,wsk_,Bearer ,basic ,sk-,password,passwd,API_KEY,apikey,Secret,=, ,hunter2hunter2,pa\u017fsword,s\u212a-"
+    "://,a:b,@,wsk_,wft_,Bearer ,basic ,sk-,password,passwd,API_KEY,apikey,Secret,=, ,"
+    "hunter2hunter2,pa\u017fsword,s\u212a-"
 )
 
 
