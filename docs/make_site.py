@@ -17,6 +17,7 @@ PAGES = (
     "SECURITY.md",
     "docs/**/*.md",
     "benchmarks/README.md",
+    "examples/README.md",
     "examples/*/README.md",
 )
 _LINK = re.compile(r"\]\(([^)#:\s]+)")
