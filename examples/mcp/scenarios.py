@@ -20,7 +20,7 @@ Call = tuple[str, dict[str, Any]]
 """A tool's name, and its arguments."""
 CallTool = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 """Calls a tool, and returns the object that it returns."""
-SYSTEM = "Use the tools. Then answer with the value that was asked for, and nothing else."
+SYSTEM = "Use the tools. Then answer with the value alone."
 SMALL = "Tools: {tools}. Call one by its name and the item. Then answer in one word."
 
 

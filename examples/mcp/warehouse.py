@@ -1,4 +1,4 @@
-"""What the warehouse of server.py has: articles, where they are, when more of them comes. Always the same ones."""
+"""What the warehouse of server.py has: articles, where they are, when more of them comes. Equal in each run."""
 
 import random
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Article:
     shelf: str
     room: str
     due: date
-    """When more of it comes."""
+    """When more comes."""
     time: str
 
 

@@ -25,6 +25,6 @@ async def play(attempt: episodes.Attempt) -> episodes.Result:
 
 if __name__ == "__main__":
     parser = episodes.parser_of("Find out who was where, when and with what, through an OpenAI API.")
-    parser.add_argument("--size", type=clues.Size.of, default="2x2", help="suspects x rooms, x times x weapons")
+    parser.add_argument("--size", type=clues.Size.of, default="small", help="small, full, or 2x3, 3x3x2, ...")
     parser.add_argument("--max-tokens", type=int, default=2048, help="longest answer where there are times")
     episodes.main(parser, play)

@@ -1,4 +1,4 @@
-"""Puzzles of who was where: their clues as sentences, what is asked, and how many letters of an answer are right.
+"""Puzzles of who was where: their clues as sentences, their questions, and how many letters of an answer are right.
 
 A size names how many there are of each: suspects, rooms, and in larger puzzles times and weapons.
 
@@ -25,6 +25,8 @@ Puzzle = tuple[list[Clue], tuple[int, ...]]
 """Its clues, and its answer: an index for each question."""
 
 FOLDER = Path(__file__).parent / "puzzles"
+NAMED = {"small": "2x2", "full": "4x4x3x3"}
+"""Sizes for a tiny model, and for one from 3B on."""
 HELD_OUT = 4
 """Every fourth stored puzzle is held out."""
 AXES = {
@@ -40,10 +42,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 NAMES: dict[Split, tuple[str, ...]] = {
     "train": _words(
-        "Ann Bob Carl Dora Emma Fred Gina Hugo Ida Jack Kate Leo Mary Nick Olga Paul Rosa Sam Tom Vera "
-        "Adam Beth Cora Dan Ella Finn Greta Hank Iris Jane Kurt Lucy Max Nora Otto Pia Rick Sue Tina Will"
+        "Adele Anna Benno Bruno Carla Clara Dario David Elena Emil Felix Fiona Grace Hugo Irene Jonas Karin Laura "
+        "Marco Nina"
     ),
-    "eval": _words("Amy Ben Cleo Dave Eve Frank Grace Hans Ivan June Karl Lena Mike Nina Oscar Peter"),
+    "eval": _words("Oscar Paula Quentin Rosa Simon Tanja Urban Vera Walter Xenia Yusuf Zoe"),
 }
 ROOMS = _words("attic bakery cellar den garage hall kitchen library pantry studio")
 TIMES = _words("seven eight nine ten eleven")
@@ -62,8 +64,8 @@ class Size:
 
     @classmethod
     def of(cls, text: str) -> "Size":
-        """Return the size that a text like `4x4x3x3` names."""
-        size = cls(*map(int, text.split("x")))
+        """Return the size that a text names: `4x4x3x3`, or one of NAMED."""
+        size = cls(*map(int, NAMED.get(text, text).split("x")))
         most = (len(NAMES["eval"]), len(ROOMS), len(TIMES), min(len(WEAPONS), size.rooms))
         if not all(0 <= number <= limit for number, limit in zip(size.numbers, most, strict=True)):
             raise ValueError(f"{text}: at most {'x'.join(map(str, most))}, and no more weapons than rooms")
@@ -113,7 +115,7 @@ def draw_world(size: Size, rng: random.Random) -> World:
 
 
 def answer_of(world: World) -> tuple[int, ...]:
-    """Return what is asked for."""
+    """Return an index for each question."""
     return world.murder or tuple(rooms_T[0] for rooms_T in world.rooms_ST)
 
 
@@ -136,7 +138,7 @@ def is_so(kind: str, places: tuple[int, ...], world: World) -> bool:
 
 
 def true_clues(size: Size, world: World) -> list[Clue]:
-    """Return all clues that are true. That somebody, or something, is the answer is never affirmed."""
+    """Return all clues that are true. None of them affirms an answer of a murder."""
     suspects, rooms, times, weapons = map(range, (size.suspects, size.rooms, max(size.times, 1), size.weapons))
     about: list[tuple[str, tuple[int, ...]]] = [("in", (s, r, t)) for s in suspects for r in rooms for t in times]
     about += [("with", (s, other, t)) for s in suspects for other in range(s) for t in times]

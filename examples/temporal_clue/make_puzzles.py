@@ -1,4 +1,4 @@
-"""Makes the puzzles in `puzzles/`, with OR-Tools' CP-SAT (`pip install ortools`). The same seed makes the same ones.
+"""Make the puzzles in `puzzles/` with OR-Tools' CP-SAT (`pip install ortools`). Equal seeds make equal puzzles.
 
 A puzzle is a world and clues that are true in it: as many as make its answer the only one, and none that is not needed.
 """
@@ -121,7 +121,7 @@ def make_puzzles(size: Size, count: int, seed: int, first: int = 0) -> list[Puzz
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make puzzles that have one answer each, with OR-Tools.")
     parser.add_argument("size", type=Size.of, help="suspects x rooms, and x times x weapons: 2x2, 3x3x2, 4x4x3x3")
-    parser.add_argument("--puzzles", type=int, default=400, help="how many, if there are so many different ones")
+    parser.add_argument("--puzzles", type=int, default=400, help="how many, if there are so many")
     parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same puzzles")
     args = parser.parse_args()
     rows = [json.dumps(puzzle, separators=(",", ":")) for puzzle in make_puzzles(args.size, args.puzzles, args.seed)]

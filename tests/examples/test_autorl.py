@@ -20,6 +20,7 @@ from judge.decisions.model import Turn
 from judge.ruler import parse, prompt
 from judge.ruler.conversation import conversation
 from tests.examples.conftest import FakeOpenAI, foreign_imports, run
+from whetstone.config.settings import load
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "autorl"
 APP = FOLDER / "app.py"
@@ -78,7 +79,9 @@ def test_only_new_inputs_of_one_line_can_be_used(answer: str, inputs: list[str])
 
 def test_the_judge_by_rule_scores_the_right_word_alone_highest() -> None:
     text = "red lamp blue green"
-    scored = [word_judge.score(text, answer) for answer in ("lamp", "Lamp.", "a lamp", "lamp red", "red", "", "lamps")]
+    scored = [
+        word_judge.score_of(text, answer) for answer in ("lamp", "Lamp.", "a lamp", "lamp red", "red", "", "lamps")
+    ]
     assert scored == [1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0]
 
 
@@ -90,8 +93,15 @@ def test_the_judge_by_rule_answers_the_prompts_of_ruler_as_they_are_parsed() -> 
         for number, answer in enumerate(answers)
     ]
     built = prompt.build(attempts, prompt.DEFAULT_RUBRIC, {}, random.Random(0))
-    scores = parse.read(word_judge.score_prompt(built.messages[-1]["content"]), built.ids, {})
+    scores = parse.read(judged(built.messages), built.ids, {})
     assert [scored.score for scored in scores] == [0.0, 1.0, 0.5, 1.0]
+    noisy = parse.read(json.dumps(word_judge.scores(built.messages, random.Random(0), 0.3)), built.ids, {})
+    assert len({scored.score for scored in noisy}) > 2
+
+
+def judged(messages: list[dict[str, Any]]) -> str:
+    """Return the answer of the judge by rule."""
+    return json.dumps(word_judge.scores(messages, random.Random(0)))
 
 
 def points(judge: Any, answers: list[str]) -> float:
@@ -106,7 +116,7 @@ def points(judge: Any, answers: list[str]) -> float:
 
 
 def test_a_comparison_gives_a_point_to_the_better_answer_and_half_to_equal_ones() -> None:
-    with word_judge.WordJudge() as judge:
+    with Teacher(judged) as judge:
         compared = [("lamp", "red"), ("red", "lamp"), ("red", "blue"), ("lamp", "the lamp"), ("lamp", "lamp")]
         assert [points(judge, list(pair)) for pair in compared] == [1, 0, 0.5, 1, 0.5]
 
@@ -133,6 +143,10 @@ def test_the_novice_repeats_any_of_four_words_and_never_meets_an_input_of_the_ex
         assert sum(word in COLORS for word in user.split()) != 3 and len(set(user.split())) == 4
         places[user.split().index(answer)] += 1
     assert max(places.values()) - min(places.values()) < 120
+
+
+def test_the_settings_for_a_gpu_are_settings() -> None:
+    assert load(FOLDER / "gpu.toml", environment={}).model == "Qwen/Qwen2.5-3B-Instruct"
 
 
 def test_all_programs_together_are_short_and_import_nothing_of_ours() -> None:
@@ -179,7 +193,7 @@ def test_no_reward_is_posted_and_each_whole_group_is_given_to_the_judge(server: 
 def test_two_versions_are_compared_on_held_out_inputs(server: Server) -> None:
     texts = [invent.input_of("eval", None, random.Random(f"eval 0 {number} ")) for number in range(40)]
     right = sum(odd_word(text) == text.split()[0] for text in texts)
-    with word_judge.WordJudge() as judge:
+    with Teacher(judged) as judge:
         flags = ("--split", "eval", "--questions", "40", "--judge-url", judge.url)
         report = run(APP, server, *flags, "--model", "m@v7", "--against", "m@v0")
     assert (report["questions"], report["failed_requests"], report["solved"]) == (40, 0, 40 - right)

@@ -19,6 +19,7 @@ from mcp import Client
 from mcp.types import Tool
 
 from tests.examples.conftest import FakeOpenAI, command, foreign_imports, run
+from whetstone.config.settings import load
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "mcp"
 APP = FOLDER / "app.py"
@@ -152,6 +153,10 @@ def test_the_novice_never_meets_the_tools_of_the_example_and_plays_at_random() -
     assert legal - {"error"} <= set(novice.WORDS)
 
 
+def test_the_settings_for_a_gpu_are_settings() -> None:
+    assert load(FOLDER / "gpu.toml", environment={}).model == "Qwen/Qwen2.5-3B-Instruct"
+
+
 def test_the_app_is_short_and_imports_nothing_of_ours() -> None:
     assert len(APP.read_text().splitlines()) <= 150
     assert foreign_imports(APP) == {"scenarios", "mcp", "episodes"}
@@ -180,7 +185,7 @@ class Model(FakeOpenAI):
         return f"{TOOL_OF[words[3]]} {words[-1].rstrip('?')}" if words[0] == "What" else words[1]
 
     def with_tools(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """Ask for the stock of the article that is first on a shelf, whatever was asked."""
+        """Ask for the stock of the article that is first on a shelf, whatever the question is."""
         last = messages[-1]
         if last["role"] == "tool" and "stock" in last["content"]:
             return {"role": "assistant", "content": str(json.loads(last["content"])["stock"])}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.examples.conftest import FakeOpenAI, foreign_imports, run
+from whetstone.config.settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-examples" / "bin" / "python"
@@ -62,6 +63,10 @@ def server() -> Iterator[Server]:
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reasoning_gym.py").write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_the_settings_for_a_gpu_are_settings() -> None:
+    assert load(APP.parent / "gpu.toml", environment={}).model == "Qwen/Qwen2.5-3B-Instruct"
 
 
 def test_the_app_is_short_and_imports_nothing_of_ours() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.examples.conftest import FakeOpenAI, foreign_imports, run
+from whetstone.config.settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-examples" / "bin" / "python"
@@ -125,7 +126,7 @@ def test_held_out_puzzles_have_other_names_and_other_clues() -> None:
 
 
 def test_a_size_that_cannot_be_is_refused() -> None:
-    assert str(clues.Size.of("4x4x3x3")) == "4x4x3x3"
+    assert str(clues.Size.of("full")) == str(clues.Size.of("4x4x3x3")) == "4x4x3x3"
     for text in ("1x2", "2x1", "2x2x2x3", "2", "2x20", "2x2x9", "2x2x0x1", "two"):
         with pytest.raises((ValueError, TypeError)):
             clues.Size.of(text)
@@ -189,6 +190,10 @@ def test_the_novice_sees_no_puzzle_of_the_example_and_names_rooms_at_random() ->
     assert 500 < readings < 700 and abs(rooms["A"] - rooms["B"]) < 120
 
 
+def test_the_settings_for_a_gpu_are_settings() -> None:
+    assert load(FOLDER / "gpu.toml", environment={}).model == "Qwen/Qwen2.5-3B-Instruct"
+
+
 def test_the_app_is_short_and_imports_nothing_of_ours() -> None:
     assert len(APP.read_text().splitlines()) <= 150
     assert foreign_imports(APP) == {"clues", "episodes"}
@@ -242,7 +247,7 @@ def test_an_answer_without_letters_earns_nothing(server: Server) -> None:
 
 @pytest.mark.slow
 def test_held_out_puzzles_are_marked_and_get_no_reward(server: Server) -> None:
-    report = run(APP, server, "--questions", "20", "--split", "eval", "--size", "4x4x3x3", "--max-tokens", "99")
+    report = run(APP, server, "--questions", "20", "--split", "eval", "--size", "full", "--max-tokens", "99")
     assert report["solved"] == 0 and len(report["each"]) == len(report["fields"]) == 20
     assert {headers["x-split"] for headers in server.headers_seen} == {"eval"} and server.feedback == []
     assert {body["max_tokens"] for body in server.bodies} == {99}
