@@ -251,7 +251,7 @@ def weight(clues: list[Clue]) -> int:
 
 
 def task(size: Size, split: Split, rng: random.Random) -> Task:
-    """Return a puzzle. Held-out ones have other clues and other names than those in training."""
+    """Return a puzzle. Held-out puzzles have other clues and other names than those in training."""
     if puzzles := stored(size):
         of_split = [puzzle for number, puzzle in enumerate(puzzles) if (number % HELD_OUT == 0) == (split == "eval")]
         puzzle = rng.choices(of_split, [1 if size.is_murder else weight(clues) for clues, _ in of_split])[0]

@@ -115,7 +115,7 @@ def points(judge: Any, answers: list[str]) -> float:
     return asyncio.run(ask())
 
 
-def test_a_comparison_gives_a_point_to_the_better_answer_and_half_to_equal_ones() -> None:
+def test_a_comparison_gives_a_point_to_the_better_answer_and_half_to_each_of_a_tie() -> None:
     with Teacher(judged) as judge:
         compared = [("lamp", "red"), ("red", "lamp"), ("red", "blue"), ("lamp", "the lamp"), ("lamp", "lamp")]
         assert [points(judge, list(pair)) for pair in compared] == [1, 0, 0.5, 1, 0.5]
@@ -203,7 +203,7 @@ def test_two_versions_are_compared_on_held_out_inputs(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_of_ones_own_needs_a_text_and_inputs(server: Server, tmp_path: Path) -> None:
+def test_another_task_needs_a_text_and_inputs(server: Server, tmp_path: Path) -> None:
     (tmp_path / "task.txt").write_text("Repeat the first word.\n")
     invented = iter([["one two", "One  two"], ["three four"], "none", [f"word{k} x" for k in range(9)]])
     with Teacher(lambda messages: json.dumps(next(invented))) as inventor:
