@@ -181,7 +181,7 @@ real: $(INSTALLED)  ## Whether SmolLM2-135M, fetched once, gets better at a task
 	$(BIN)/python -m benchmarks.real $(REAL_ARGS)
 
 # An example whose agent needs more than the stock client runs in the environment of the examples.
-WITH_MORE := autorl langgraph reasoning_gym
+WITH_MORE := langgraph reasoning_gym
 example: $(INSTALLED) $(if $(filter $(NAME),$(WITH_MORE)),$(EXAMPLES_INSTALLED))  ## Watch an example learn, half an hour: NAME=2048, mail, mail-ruler, temporal_clue, codenames, mcp, ...; EXAMPLE_ARGS="--seed 1 --shuffle-rewards"
 	$(BIN)/python -m benchmarks.real --task $(or $(NAME),$(error give NAME=, such as NAME=2048; all are in examples/README.md)) $(EXAMPLE_ARGS)
 

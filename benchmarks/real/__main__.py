@@ -23,7 +23,7 @@ from benchmarks.learning.policy import LearningPolicy
 from benchmarks.real import report
 from benchmarks.real.examples import EXAMPLE_TASKS
 from benchmarks.real.progress import Plan, Progress, begun
-from benchmarks.real.servers import servers_of
+from benchmarks.real.servers import judge_url, servers_of
 from benchmarks.real.task import MICRO_BATCH_TOKENS, Task
 from benchmarks.real.tasks import TASKS
 from benchmarks.real.training import Training, line_of
@@ -54,7 +54,7 @@ def run(data: Path, task: Task, progress: Progress, console: Console) -> dict[st
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack:
             options = task.options if task.model is None or Path(plan.model) == task.model else task.full
             policy = LearningPolicy(stack, task.app, line_of, console, options, task.python)
-            training = Training(policy, task, progress, data, console)
+            training = Training(policy, task, progress, data, console, judge_url=judge_url(servers))
             training.run()
             training.show_curve()
             chosen = stack.settings.trainer.model_dump(mode="json", exclude_unset=True)

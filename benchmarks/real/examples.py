@@ -7,6 +7,11 @@ from benchmarks.real.task import EXAMPLES, Task
 NOVICE = EXAMPLES / "novice" / "model"
 WITH_MORE = EXAMPLES.parent / ".venv-examples" / "bin" / "python"
 """The interpreter of apps that need more than the stock client (`make example` installs it)."""
+SUMS = (
+    *("--plain", "--max-tokens", "16", "--dataset", "chain_sum"),
+    *("--config", '{"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}'),
+)
+"""What SmolLM2-135M can learn of reasoning-gym."""
 PAUSE = ("--pause-s", "0.2")
 BY_JUDGE = ("--judge",)
 
@@ -20,12 +25,32 @@ MAIL = _of_novice("mail", "right answer and source", "right source", steps=30)
 EXAMPLE_TASKS = {
     task.name: task
     for task in (
-        _of_novice("2048", "reached the target", "shaped reward", steps=30),
+        # Attempts that come to the same board have the same prompt.
+        replace(
+            _of_novice("2048", "reached the target", "shaped reward", steps=30),
+            settings={"trainer__baseline": "state"},
+        ),
         _of_novice("temporal_clue", "all letters right", "right letters", steps=30),
         _of_novice("codenames", "won", "margin", steps=30),
         _of_novice("mcp", "solved", "reward", steps=30),
         MAIL,
         replace(MAIL, name="mail-ruler", training=PAUSE + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
+        replace(
+            _of_novice("autorl", "the other word", "the other word", steps=20),
+            judge=EXAMPLES.parent / "benchmarks" / "fakes" / "word_judge.py",
+            compares=True,
+        ),
+        Task(
+            "reasoning_gym",
+            EXAMPLES / "reasoning_gym" / "app.py",
+            "right answer",
+            20,
+            ("--pause-s", "2"),
+            fields="score",
+            options=SUMS,
+            full=("--dataset", "leg_counting"),
+            python=WITH_MORE,
+        ),
         replace(MAIL, name="langgraph", app=EXAMPLES / "langgraph" / "app.py", python=WITH_MORE),
     )
 }

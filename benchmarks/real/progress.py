@@ -49,6 +49,8 @@ class Progress(msgspec.Struct):
     """By stage."""
     seconds: dict[str, float] = {}
     """Of each stage, as far as it has come, without times at which the stack was down."""
+    preferred: list[float] = []
+    """For each held-out question, how a judge prefers the last version's answer to the first one's: 0 to 1."""
     failed_requests: int = 0
 
     def save(self, data: Path) -> None:

@@ -24,6 +24,8 @@ from whetstone.registry.projects import TRAINED
 RESULTS = ROOT / "docs" / "results"
 MAX_KL = 1.0
 """Nats a token: the largest mean k3 from the base model to the policy in any step, of a real model without lessons."""
+MIN_PREFERRED = 0.55
+"""Lower end of the share of held-out inputs on which the judge prefers the last version's answer; a tie counts half."""
 MIN_TRAINABLE = 0.95
 TRAINABLE = frozenset(
     (TRAINED, Why.NO_REWARD, Why.GROUP_OPEN, Why.WAITING_STEP, Why.POLICY_NOT_TRAINING, Why.NO_GROUP, Why.GROUP_UNIFORM)
@@ -53,6 +55,7 @@ def figures_of(training: Training, progress: Progress, settings: dict[str, Any])
         "fates": training.policy.fates,
         "max_kl": None if task.lessons or task.model else MAX_KL,
         "measured": {stage: _measured(measured, progress) for stage, measured in progress.measured.items()},
+        **_preferred(progress),
         "curve": [
             {"version": version, "reward": round(mean, 4), "attempts": attempts}
             for version, mean, attempts in training.curve()
@@ -82,6 +85,7 @@ def faults_of(figures: dict[str, Any]) -> Sequence[str]:
     gain = stats.gain(measured[BEFORE]["each"], measured[AFTER]["each"])
     planned = figures["planned"]
     limit = figures["max_kl"]
+    preferred = figures.get("preferred", {"share": [1.0, 1.0, 1.0]})["share"]
     trainable = trainable_share(figures["fates"])
     return present(
         {
@@ -92,6 +96,8 @@ def faults_of(figures: dict[str, Any]) -> Sequence[str]:
             f"{trainable:.1%} of the attempts in training were trainable; at least {MIN_TRAINABLE:.0%}": trainable
             < MIN_TRAINABLE,
             f"the reward did not rise: {gain.low:+.1%} to {gain.high:+.1%}": not shuffled and gain.low <= 0,
+            f"the judge prefers it in {preferred[0]:.1%} (from {preferred[1]:.1%} on)": not shuffled
+            and preferred[1] <= MIN_PREFERRED,
             f"the reward rose though rewards mean nothing: from {gain.low:+.1%} on": shuffled and gain.low > 0,
         }
     )
@@ -161,6 +167,15 @@ def _measured(measured: Measurement, progress: Progress) -> dict[str, Any]:
     if measured.fields:
         entry["fields"] = round(sum(measured.fields) / len(measured.fields), 4)
     return entry | {"each": measured.each}
+
+
+def _preferred(progress: Progress) -> dict[str, Any]:
+    points = progress.preferred
+    return (
+        {"preferred": {"share": _interval(stats.paired([[point] for point in points])), "each": points}}
+        if points
+        else {}
+    )
 
 
 def _interval(interval: stats.Interval) -> list[float]:

@@ -28,3 +28,8 @@ def servers_of(task: Task, policy: str, seed: int) -> Iterator[dict[str, Any]]:
             settings["judges"] = {JUDGE: {"model": f"openai/{JUDGE}", "url": judge.url}}
             settings["learning"] = {policy: {"ruler": {"judges": [JUDGE]}}}
         yield settings
+
+
+def judge_url(settings: dict[str, Any]) -> str:
+    """Return the address of the task's judge; empty without one."""
+    return str(settings.get("judges", {}).get(JUDGE, {}).get("url", ""))

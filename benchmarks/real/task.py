@@ -55,6 +55,8 @@ class Task:
     """Whether the learning rate falls over all policy-gradient steps."""
     judge: Path | None = None
     """A file whose function `scores` judges the groups in training, as another server; the app posts no rewards."""
+    compares: bool = False
+    """Whether the judge also compares answers of the last version with the first one's: `--against`, `--judge-url`."""
     model: Path | None = None
     """Folder of the model that is trained; None: SmolLM2-135M-Instruct."""
     options: tuple[str, ...] = ()

@@ -39,8 +39,11 @@ class Training:
         data: Path,
         console: Console,
         clock: Callable[[], float] = time.monotonic,
+        judge_url: str = "",
     ) -> None:
-        """`data`: the folder in which the progress is recorded. `clock` returns seconds."""
+        """`data`: the folder in which the progress is recorded. `clock` returns seconds. `judge_url`: of the judge that
+        compares versions, for a task that has one."""
+        self._judge_url = judge_url
         self.policy, self.task, self._progress = policy, task, progress
         self._data, self._console, self._clock = data, console, clock
         self._plan = progress.plan
@@ -65,6 +68,8 @@ class Training:
                 options = ["--shuffle-rewards"] if self._plan.shuffle_rewards else []
                 self.policy.learn(left, "--questions", "0", *self.task.training, *options)
         self._measure(AFTER)
+        if self.task.compares and not self._progress.preferred:
+            self._compare()
         is_due = lessons is not None and lessons.compare and not self._plan.shuffle_rewards
         if is_due and LESSONS_ALONE not in self._progress.measured:
             self._imitate_as_long()
@@ -117,6 +122,15 @@ class Training:
         options = ("--questions", str(self._plan.questions), "--model", version, "--connections", CONNECTIONS)
         answers = self.policy.run("--split", "eval", *options)
         self._progress.measured[stage] = Measurement(version, answers["each"], answers.get("fields", []))
+        self._save()
+
+    def _compare(self) -> None:
+        """Let the judge compare answers of the version after rewards with those of the one before."""
+        before, after = (self._progress.measured[stage].version for stage in (BEFORE, AFTER))
+        self._console.print(f"[dim]{self._plan.questions} answers of {after} against those of {before}[/dim]")
+        versions = ("--model", after, "--against", before, "--judge-url", self._judge_url)
+        answers = self.policy.run("--split", "eval", "--questions", str(self._plan.questions), *versions)
+        self._progress.preferred = answers["fields"]
         self._save()
 
     @contextmanager

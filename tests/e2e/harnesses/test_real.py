@@ -81,6 +81,7 @@ def test_a_reward_that_rose_without_a_rejection_and_near_the_base_holds() -> Non
     [
         ({"measured": UNCHANGED}, "the reward did not rise"),
         ({"failed_requests": 1}, "1 requests failed"),
+        ({"preferred": {"share": [0.6, 0.54, 0.66]}}, "the judge prefers it in 60.0%"),
         ({"fates": {"trained": 94, "stale": 6}}, "94.0% of the attempts"),
         ({"steps": [{"kind": "grpo", "state": "promoted", "kl": 0.0}] * 2}, "2 steps, 3 are due"),
         ({"steps": [{"kind": "grpo", "state": "promoted", "kl": 1.2}] * 3}, "1.20 nats a token"),
