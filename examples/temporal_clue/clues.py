@@ -177,7 +177,8 @@ class Task:
             for question, words in self.options.items()
         ]
         form = ["", "End with:", *(f"{question}: <letter>" for question in self.questions)]
-        return [_message("system", _MURDER), _message("user", "\n".join([*lists, "", *self.clues, *form]))]
+        system = _MURDER + (_WEAPONS if self.size.weapons else "") + _FIND
+        return [_message("system", system), _message("user", "\n".join([*lists, "", *self.clues, *form]))]
 
     def share(self, answer: str) -> float:
         """Return the share of the letters that are right; of several answers to a question the last one counts."""
@@ -189,9 +190,10 @@ class Task:
 
 _MURDER = (
     "The victim died in one room at one time, and did not move before. Of the suspects only the murderer was in that "
-    "room then. At each time each suspect was in one of the rooms. Each weapon lay in one room throughout, no two in "
-    "the same, and the one that was used lay in the room of the murder. Find out the letters from the clues."
+    "room then. At each time each suspect was in one of the rooms. "
 )
+_WEAPONS = "Each weapon lay in one room throughout, no two in the same, and the one that was used lay in the room of the murder. "
+_FIND = "Find out the letters from the clues."
 
 
 def _message(role: str, content: str) -> dict[str, str]:
