@@ -22,8 +22,8 @@ from tests.conftest import NOW, Seed
 from tests.unit.whetstone.conftest import Ended
 from tests.unit.whetstone.doctor.test_vllm_checks import write_addresses
 from whetstone.cli.commands.status import examine
-from whetstone.cli.commands.status import shown as status_shown
 from whetstone.cli.main import app
+from whetstone.cli.tables.status.view import shown as status_shown
 from whetstone.cli.tables.trajectory_tables import trajectory_shown
 from whetstone.config.settings import Settings
 from whetstone.database.engine import connect
@@ -343,7 +343,7 @@ def test_policies_are_told_as_json(here: Here) -> None:
         (("trajectories",), "trajectory version state reward turns why not trained began rewarded waiting_step"),
         (("groups",), "group formed by state rewarded mean spread reason began scored"),
         (("groups", "g"), "trajectory version state reward turns why not trained began"),
-        (("status",), "policy state live in test last step groups open/closed/scored/claimed training"),
+        (("status",), "policy state live candidate gain over v0 last step groups 1 scored training"),
         (("doctor", "--log"), "question answer result, and what it means rewards differ within groups"),
         (("sql",), "view what it is for"),
         (("sql", "admin_steps"), "column on SQLite on PostgreSQL meaning"),

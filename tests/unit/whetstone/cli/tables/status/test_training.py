@@ -1,0 +1,139 @@
+"""Why a policy does not train now: one sentence and a remedy for each case; gains by hand."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.conftest import NOW
+from whetstone.cli.tables.status.training import ScoredGroups, Stack, gain, why_not
+from whetstone.config.trainer import TrainerSettings
+
+STACK = Stack(runs=True, trainer_alive=True, url="http://127.0.0.1:8000")
+NO_GROUPS = {"open": 0, "closed": 0, "scored": 0, "claimed": 0}
+EMPTY = ScoredGroups(groups=0, singles=0, uniform=0, oldest=None)
+
+
+def policy(**changed: Any) -> dict[str, Any]:
+    row = {"policy": "starter", "state": "training", "last_step": None, "step_asked_at": None}
+    return row | {"groups": NO_GROUPS, "attempts": {}} | changed
+
+
+def step(state: str, **changed: Any) -> dict[str, Any]:
+    return {"step": 8, "state": state, "version_out": 8, "ended_at": None} | changed
+
+
+def scored(groups: int = 0, singles: int = 0, waited_s: float = 0) -> ScoredGroups:
+    return ScoredGroups(groups, singles, uniform=0, oldest=NOW - timedelta(seconds=waited_s))
+
+
+def sentence(
+    row: dict[str, Any], of: ScoredGroups = EMPTY, *, called: bool = True, stack: Stack = STACK, **trainer: Any
+) -> tuple[str, str]:
+    why = why_not(row, of, called, TrainerSettings(**trainer), stack, NOW)
+    assert why is not None
+    return why
+
+
+def test_a_stack_that_is_down_comes_first() -> None:
+    what, do = sentence(policy(state="recording"), stack=Stack(runs=False, trainer_alive=None, url=None))
+    assert what == "the stack is down" and "whetstone up" in do
+
+
+@pytest.mark.parametrize(
+    ("state", "what"), [("recording", "calls are only recorded"), ("paused", "training is paused")]
+)
+def test_a_policy_that_does_not_train_names_the_switch(state: str, what: str) -> None:
+    assert sentence(policy(state=state)) == (what, "`whetstone policies train on starter`")
+
+
+def test_a_dead_trainer_is_named_before_what_it_could_not_do() -> None:
+    what, do = sentence(policy(), scored(groups=50), stack=Stack(True, False, None))
+    assert what == "the training worker is dead" and "whetstone logs trainer" in do
+
+
+@pytest.mark.parametrize("state", ["claimed", "trained", "loaded"])
+def test_a_step_under_way_needs_no_reason(state: str) -> None:
+    assert why_not(policy(last_step=step(state)), EMPTY, True, TrainerSettings(), STACK, NOW) is None
+
+
+def test_a_step_in_the_gate_waits_for_its_tests() -> None:
+    what, do = sentence(policy(last_step=step("waiting_gate")))
+    assert what == "step 8 waits for the tests of version 8" and "`whetstone versions starter`" in do
+
+
+def test_a_requested_step_waits_for_its_worker() -> None:
+    assert "requested" in sentence(policy(step_asked_at=NOW))[0]
+
+
+def test_too_few_scored_groups_are_counted() -> None:
+    groups = NO_GROUPS | {"open": 3, "closed": 2, "scored": 5}
+    what, do = sentence(policy(groups=groups), scored(groups=5))
+    assert what == "5 of the 12 scored groups that start a step are there; 5 more wait for members or rewards"
+    assert "trainer.groups_per_step" in do and "`whetstone step starter`" in do
+
+
+def test_single_attempts_count_in_part() -> None:
+    # 24 of 192 singles are worth an eighth of 12 groups.
+    what, _ = sentence(policy(), scored(groups=2, singles=24))
+    assert what.startswith("3.5 of the 12 scored groups") and "24 single attempts count in part" in what
+
+
+@pytest.mark.parametrize(("waited_s", "what"), [(10, "the step begins"), (1000, "no step has begun")])
+def test_enough_groups_wait_for_fresh_answers_and_not_for_long(waited_s: float, what: str) -> None:
+    assert what in sentence(policy(), scored(groups=12, waited_s=waited_s))[0]
+
+
+def test_a_schedule_is_named() -> None:
+    assert "0 3 * * *" in sentence(policy(), scored(groups=20), schedule="0 3 * * *")[0]
+
+
+def test_equal_rewards_teach_nothing() -> None:
+    what, do = sentence(policy(), ScoredGroups(groups=0, singles=0, uniform=7, oldest=None))
+    assert what == "the rewards within all 7 scored groups are equal" and "tasks" in do
+
+
+def test_groups_without_a_reward_differ_from_groups_that_wait_for_members() -> None:
+    groups = NO_GROUPS | {"open": 1}
+    what, do = sentence(policy(groups=groups, attempts={"no_reward": 3}))
+    assert what == "no attempt has a reward yet, in 1 group" and "post feedback" in do
+    what, do = sentence(policy(groups=groups, attempts={"no_reward": 3, "group_open": 2}))
+    assert what == "members, or rewards of some, are missing in 1 group" and "X-Group-Size" in do
+
+
+def test_without_a_call_the_address_is_the_remedy() -> None:
+    what, do = sentence(policy(), called=False)
+    assert what == "no call has been recorded yet" and "http://127.0.0.1:8000/v1" in do and '"starter"' in do
+    assert sentence(policy())[0] == "no call has been recorded in the last 7 days"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "what", "do"),
+    [
+        ({"no_reward": 9, "open": 1}, "no reward is known of 10 of the last 10 attempts", "post feedback"),
+        ({"greedy": 4}, "4 of the last 4 attempts are left out: greedy (Temperature 0", "temperature above 0"),
+        ({"trained": 9, "media": 1}, "1 of the last 10 attempts is left out: media (", "--why media"),
+        ({"trained": 9}, "all 9 attempts of the last 7 days are trained on", "send more calls"),
+        ({"of_another_version": 1}, "1 of the last 1 attempt is left out: of_another_version", "why_not_trained"),
+    ],
+)
+def test_the_commonest_reason_of_attempts_is_named(attempts: dict[str, int], what: str, do: str) -> None:
+    shown, remedy = sentence(policy(attempts=attempts))
+    assert shown.startswith(what) and do in remedy
+
+
+def test_a_gain_uses_held_out_rewards_if_there_are_enough() -> None:
+    rewards = {("eval", 0): (100, 40.0, 40.0), ("eval", 3): (100, 70.0, 70.0), ("train", 0): (500, 0.0, 0.0)}
+    shown = gain(rewards, 0, 3)
+    assert shown is not None and (shown["split"], shown["rewarded"]) == ("eval", [100, 100])
+    assert shown["mean"] == pytest.approx(0.3)
+    # 1.97 * sqrt(0.24 / 99 + 0.21 / 99)
+    assert (shown["high"] - shown["low"]) / 2 == pytest.approx(0.133, abs=0.001)
+
+
+def test_a_gain_needs_30_rewards_of_either_version_in_one_split() -> None:
+    few = {("eval", 0): (29, 1.0, 1.0), ("eval", 3): (100, 70.0, 70.0)}
+    assert gain(few, 0, 3) is None
+    shown = gain(few | {("train", 0): (30, 3.0, 3.0), ("train", 3): (30, 6.0, 6.0)}, 0, 3)
+    assert shown is not None and shown["split"] == "train"
+    assert gain({("eval", 0): (100, 40.0, 40.0)}, 0, 0) is None

@@ -1,0 +1,181 @@
+"""Say why a policy does not train at the moment, with a remedy, and what its training has gained. Pure.
+
+The trainer decides by itself when a step is due (`trainer.domain.triggers`), from every member of every group. These
+sentences come from counts. `whetstone step --dry-run` shows the trainer's own choice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from whetstone.config.trainer import TrainerSettings
+from whetstone.domain.stats import Sample, welch
+from whetstone.domain.why_not_trained import WhyNotTrained as Why
+
+DAYS = 7
+"""Days of attempts that are counted."""
+FEWEST = 30
+"""Number of rewards of either version from which a gain is shown, as in the dashboard."""
+LATE_S = 60
+"""Seconds after which a due step should have begun: the training worker looks every few seconds."""
+
+Row = Mapping[str, Any]
+Rewards = Mapping[tuple[str, int], tuple[int, float, float]]
+"""(split, version) -> number, sum and sum of squares of the rewards."""
+REMEDIES = {
+    Why.NO_REWARD: "post feedback, name a reward function, or let a judge rank the groups (docs/feedback.md)",
+    Why.NO_GROUP: "send X-Group-Id, send the same prompt several times, or use a baseline (docs/groups.md)",
+    Why.TOO_FEW: "reward more attempts at the same task, or use a `learning.<policy>.baseline`",
+    Why.LATE: "post rewards sooner, or raise `groups.deadline_s`",
+    Why.GROUP_UNIFORM: "try harder or easier tasks, finer rewards, or more attempts at each",
+    Why.GREEDY: "use a temperature above 0 (1.0 learns best), or let the policy explore (docs/recipes.md)",
+    Why.SPLIT_EVAL: "leave out `X-Split: eval` where calls may be trained on",
+    Why.NO_TRAIN: "leave out `X-No-Train`, or `privacy.no_train` in the settings, where calls may be trained on",
+    Why.ERROR: "`whetstone logs vllm` may say why calls fail",
+}
+ELSEWHERE = "docs/why_not_trained.md explains it; `whetstone trajectories --why {reason}` lists them"
+
+
+@dataclass(frozen=True)
+class ScoredGroups:
+    """The groups that wait for a step."""
+
+    groups: int
+    """Groups whose rewards differ."""
+    singles: int
+    """Attempts that are compared with a baseline."""
+    uniform: int
+    """Groups whose rewards are equal: no step takes them."""
+    oldest: datetime | None
+    """When the first of those that can be trained on closed; None if there is none."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What runs, as far as training depends on it."""
+
+    runs: bool
+    trainer_alive: bool | None
+    """None if the processes are not known, as where containers run them."""
+    url: str | None
+    """The proxy's."""
+
+
+def why_not(
+    policy: Row, scored: ScoredGroups, was_called: bool, trainer: TrainerSettings, stack: Stack, now: datetime
+) -> tuple[str, str] | None:
+    """Return why the policy does not train now, and what to do; None while a step trains.
+
+    The first reason that applies is returned, from the stack to the calls.
+    """
+    name, step = policy["policy"], policy["last_step"]
+    if not stack.runs:
+        return "the stack is down", "start it with `whetstone up`, or name its folder with --data"
+    if policy["state"] != "training":
+        is_only = "training is paused" if policy["state"] == "paused" else "calls are only recorded"
+        return is_only, f"`whetstone policies train on {name}`"
+    if stack.trainer_alive is False:
+        return "the training worker is dead", "`up` starts it again; `whetstone logs trainer` says why it ended"
+    if step is not None and step["ended_at"] is None:
+        if step["state"] != "waiting_gate":
+            return None
+        tested = "its version" if step["version_out"] is None else f"version {step['version_out']}"
+        return (
+            f"step {step['step']} waits for the tests of {tested}",
+            f"nothing: it ends by itself; `whetstone versions {name}` shows the tests",
+        )
+    if policy["step_asked_at"] is not None:
+        return "a step is requested, and waits for the training worker", "`whetstone logs trainer` says what it does"
+    if scored.groups or scored.singles:
+        return _of_scored(name, scored, policy["groups"], trainer, now)
+    return _of_groups(scored, policy["groups"], policy["attempts"]) or _of_attempts(policy, was_called, stack)
+
+
+def gain(rewards: Rewards, before: int, after: int) -> dict[str, Any] | None:
+    """Return by how much the mean reward of version `after` exceeds that of `before`, with its 95 % interval.
+
+    Held-out attempts are compared if both versions have FEWEST rewards of them, else those in training; None if
+    neither split has enough.
+    """
+    for split in ("eval", "train") if after != before else ():
+        both = [rewards.get((split, version), (0, 0.0, 0.0)) for version in (before, after)]
+        if min(count for count, _, _ in both) >= FEWEST:
+            difference = welch(*(_sample(*one) for one in both))
+            ends = {"mean": difference.mean, "low": difference.low, "high": difference.high}
+            return {"version": after, "over": before, "split": split, "rewarded": [one[0] for one in both], **ends}
+    return None
+
+
+def _of_scored(
+    name: str, scored: ScoredGroups, groups: Mapping[str, int], trainer: TrainerSettings, now: datetime
+) -> tuple[str, str]:
+    by_hand = f"`whetstone step {name}` trains on what is there"
+    worth = scored.groups + scored.singles * trainer.groups_per_step / trainer.singles_per_step
+    if trainer.schedule is not None:
+        return f"{_places(worth)} scored groups wait for the schedule, {trainer.schedule} (UTC)", by_hand
+    if worth < trainer.groups_per_step:
+        singles = f" ({scored.singles} single attempts count in part)" if scored.singles else ""
+        waiting = groups["open"] + groups["closed"]
+        coming = f"; {waiting} more wait for members or rewards" if waiting else ""
+        what = f"{_places(worth)} of the {trainer.groups_per_step} scored groups that start a step"
+        return f"{what} are there{singles}{coming}", f"wait for more, lower `trainer.groups_per_step`, or {by_hand}"
+    waited_s = 0.0 if scored.oldest is None else (now - scored.oldest).total_seconds()
+    if waited_s < trainer.fresh_waits_s + LATE_S:
+        return (
+            "enough scored groups are there; the step begins, or waits for answers of the live version",
+            f"nothing: it waits {trainer.fresh_waits_s:g} s at most (`trainer.fresh_waits_s`)",
+        )
+    return (
+        "enough scored groups are there, and no step has begun",
+        f"`whetstone step {name} --dry-run` says what a step would take; `whetstone logs trainer` what the worker does",
+    )
+
+
+def _of_groups(scored: ScoredGroups, groups: Mapping[str, int], attempts: Mapping[str, int]) -> tuple[str, str] | None:
+    if scored.uniform:
+        return f"the rewards within all {scored.uniform} scored groups are equal", REMEDIES[Why.GROUP_UNIFORM]
+    waiting = groups["open"] + groups["closed"]
+    if waiting and not attempts.get(Why.GROUP_OPEN):
+        return f"no attempt has a reward yet, in {_count(waiting, 'group')}", REMEDIES[Why.NO_REWARD]
+    if groups["open"]:
+        return (
+            f"members, or rewards of some, are missing in {_count(groups['open'], 'group')}",
+            "reward the attempts; X-Group-Size, or POST /v1/groups/{id}/close, ends the wait for members",
+        )
+    if groups["closed"]:
+        return f"rewards of some members are missing in {_count(groups['closed'], 'group')}", REMEDIES[Why.NO_REWARD]
+    return None
+
+
+def _of_attempts(policy: Row, was_called: bool, stack: Stack) -> tuple[str, str]:
+    name, counts = policy["policy"], policy["attempts"]
+    base = f"{stack.url or 'http://HOST:PORT'}/v1"
+    total = sum(counts.values())
+    if not total:
+        since = f"in the last {DAYS} days" if was_called else "yet"
+        return f"no call has been recorded {since}", f'set your app\'s base_url to {base} and its model to "{name}"'
+    left_out = {reason: number for reason, number in counts.items() if reason not in ("trained", "claimed")}
+    if not left_out:
+        return f"all {_count(total, 'attempt')} of the last {DAYS} days are trained on", "send more calls"
+    reason, number = next(iter(left_out.items()))
+    if reason in ("open", Why.NO_REWARD):
+        unrewarded = left_out.get("open", 0) + left_out.get(Why.NO_REWARD, 0)
+        return f"no reward is known of {unrewarded} of the last {_count(total, 'attempt')}", REMEDIES[Why.NO_REWARD]
+    known = next((one for one in Why if one == reason), None)
+    meaning = reason if known is None else f"{reason} ({known.meaning.rstrip('.')})"
+    remedy = None if known is None else REMEDIES.get(known)
+    what = f"{number} of the last {_count(total, 'attempt')} {'is' if number == 1 else 'are'} left out: {meaning}"
+    return what, remedy or ELSEWHERE.format(reason=reason)
+
+
+def _places(worth: float) -> str:
+    return f"{worth:.1f}".removesuffix(".0")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _sample(count: int, total: float, squares: float) -> Sample:
+    return Sample(count, total / count, max(0.0, (squares - total**2 / count) / (count - 1)))

@@ -1,0 +1,109 @@
+"""Format what `whetstone status` knows, for people."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
+
+from whetstone.cli.tables.status.problems import LEAST_FREE_BYTES, size
+from whetstone.cli.tables.status.store import QUEUE
+from whetstone.cli.tables.trajectory_tables import ago, number, pairs_table
+from whetstone.terminal.fitting import Fitting
+
+Facts = Mapping[str, Any]
+
+
+def shown(facts: Facts, now: datetime) -> RenderableType:
+    """Return the facts as one screen: what runs, the policies, why nothing trains, the problems."""
+    return Group(_head(facts), Text(), _policies(facts, now), Text(), *_training(facts), *_problems(facts))
+
+
+def _head(facts: Facts) -> RenderableType:
+    table = pairs_table()
+    table.add_row("data", escape(facts["data"]))
+    if (proxy := facts["proxy"]) is not None:
+        ready = "ready" if proxy["ready"] else "not ready" if proxy["answers"] else "does not answer"
+        away = proxy.get("database") is False
+        style = "green" if proxy["ready"] and not away else "red"
+        table.add_row("proxy", Text(f"{proxy['url']} {ready}{', database away' if away else ''}", style=style))
+        if (unwritten := proxy.get("unwritten")) is not None:
+            table.add_row("journal", f"{unwritten} records not in the database yet, {proxy['journal_bytes']:,} bytes")
+        if failing := proxy.get("failing"):
+            table.add_row("failing", Text(", ".join(failing), style="red"))
+    else:
+        table.add_row("proxy", Text("not started by `whetstone up` on this folder", style="dim"))
+    for one in facts["replicas"]:
+        table.add_row("vLLM", escape(f"{one['url']} {one['state']}" + (f": {one['reason']}" if one["reason"] else "")))
+    alive = {one["name"]: one for one in facts["processes"]}
+    for name, words in (("judge", "judge"), ("trainer", "trainer")):
+        if (one := alive.pop(name, None)) is not None:
+            state = f"runs (process {one['pid']})" if one["alive"] else f"dead (process {one['pid']})"
+            table.add_row(words, Text(state, style="green" if one["alive"] else "red"))
+    if alive:
+        parts = (f"{one['name']} {one['pid']}" + ("" if one["alive"] else " dead") for one in alive.values())
+        table.add_row("processes", ", ".join(parts))
+    if (free := facts["free_bytes"]) is not None:
+        table.add_row("disk", Text(f"{size(free)} free", style="red" if free < LEAST_FREE_BYTES else ""))
+    if facts["completeness"] is not None:
+        table.add_row("recorded", f"{facts['completeness']:.2%} of the tokens that vLLM sampled")
+    return table
+
+
+def _policies(facts: Facts, now: datetime) -> RenderableType:
+    if not facts["policies"]:
+        return Text("no policy yet", style="dim")
+    names = ("policy", "state", "live", "candidate", "gain over v0", "last step", "groups")
+    table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, header_style="bold")
+    for row in facts["policies"]:
+        state = row["state"] if row["upstream"] is None else row["upstream"]
+        candidate = "" if row["candidate"] is None else f"v{row['candidate']}"
+        counts = ", ".join(f"{row['groups'][name]} {name}" for name in QUEUE if row["groups"][name])
+        cells = (row["policy"], state, f"v{row['live_version']}", candidate, _gain(row["gain"]), _step(row, now))
+        table.add_row(*map(escape, cells), counts or "none waits")
+    return Fitting(table)
+
+
+def _step(row: Facts, now: datetime) -> str:
+    step = row["last_step"]
+    if step is None:
+        return "none yet"
+    parts = [f"{step['step']} {step['state']}, {ago(step['created_at'], now)} ago"]
+    if step["reward_mean"] is not None:
+        parts.append(f"reward {number(step['reward_mean'])}")
+    if step["gain"] is not None:
+        parts.append(f"gain {_gain(step['gain'])}")
+    return ", ".join(parts)
+
+
+def _gain(gain: Facts | None) -> str:
+    if gain is None:
+        return "–"
+    half = (gain["high"] - gain["low"]) / 2
+    return f"{gain['mean']:+.3f} ± {half:.3f} {'held out' if gain['split'] == 'eval' else 'in training'}"
+
+
+def _training(facts: Facts) -> Iterator[RenderableType]:
+    rows = [row for row in facts["policies"] if row["training"] is not None]
+    trains = [row for row in rows if row["training"]["now"]]
+    if not rows:
+        return
+    for row in trains:
+        yield Text(f"{row['policy']} trains now: step {row['last_step']['step']}", style="green")
+    if len(trains) < len(rows):
+        yield Text("Why nothing trains now" if not trains else "Why the others do not train", style="bold")
+    for row in rows:
+        if not row["training"]["now"]:
+            yield Text(f"  {row['policy']}: {row['training']['why_not']}")
+            yield Text(f"    → {row['training']['remedy']}", style="dim")
+    yield Text()
+
+
+def _problems(facts: Facts) -> Iterator[RenderableType]:
+    if not facts["problems"]:
+        yield Text("nothing is wrong", style="green")
+    for one in facts["problems"]:
+        yield Text.assemble((f"✗ {one['what']}", "red"), f"\n  {one['do']}")
