@@ -4,10 +4,13 @@ The first line of a tool's description names what it returns, with the names of 
 has examples. So a client can make questions from the list of tools alone (scenarios.py).
 """
 
+import os
+import signal
 import sqlite3
 import tempfile
 from datetime import date, timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import warehouse
@@ -156,6 +159,13 @@ async def days_between(start: Date, end: Date) -> Days:
     return {"start": start, "end": end, "days": (day(end) - day(start)).days}
 
 
+def terminate(_number: int, _frame: FrameType | None) -> None:
+    """Remove the folder and end at once: a thread may be waiting for standard input, which would delay an exit."""
+    folder.cleanup()
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, terminate)
     with folder, database:
         server.run("stdio")

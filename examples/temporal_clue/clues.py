@@ -192,7 +192,10 @@ _MURDER = (
     "The victim died in one room at one time, and did not move before. Of the suspects only the murderer was in that "
     "room then. At each time each suspect was in one of the rooms. "
 )
-_WEAPONS = "Each weapon lay in one room throughout, no two in the same, and the one that was used lay in the room of the murder. "
+_WEAPONS = (
+    "Each weapon lay in one room throughout, no two in the same room, and the one that was used lay where the victim "
+    "died. "
+)
 _FIND = "Find out the letters from the clues."
 
 
