@@ -36,7 +36,8 @@ EXAMPLE_TASKS = {
         MAIL,
         replace(MAIL, name="mail-ruler", training=PAUSE + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
         replace(
-            _of_novice("autorl", "the other word", "the other word", steps=20),
+            _of_novice("autorl", "the other word", "", steps=20),
+            full=(),
             judge=EXAMPLES.parent / "benchmarks" / "fakes" / "word_judge.py",
             compares=True,
         ),
