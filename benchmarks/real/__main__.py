@@ -52,7 +52,7 @@ def run(data: Path, task: Task, progress: Progress, console: Console) -> dict[st
             given["trainer__micro_batch_tokens"] = MICRO_BATCH_TOKENS
         settings = load(environment={}, **given, **servers, **plan.settings)
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack:
-            options = task.options if task.model is None or Path(plan.model) == task.model else task.full
+            options = task.options if task.is_for(plan.model) else task.full
             policy = LearningPolicy(stack, task.app, line_of, console, options, task.python)
             training = Training(policy, task, progress, data, console, judge_url=judge_url(servers))
             training.run()
@@ -91,6 +91,7 @@ def main() -> int:
         if task.decays:
             given["trainer__decay_updates"] = steps * task.settings["trainer__updates_per_step"]
         lessons = 0 if task.lessons is None else task.lessons.steps if args.lessons is None else args.lessons
+        model = args.model or str(task.model or fetched(console))
         plan = Plan(
             task=task.name,
             seed=args.seed,
@@ -98,8 +99,8 @@ def main() -> int:
             steps=steps,
             lessons=lessons,
             questions=args.questions,
-            model=args.model or str(task.model or fetched(console)),
-            settings=dict(task.settings) | given,
+            model=model,
+            settings=(dict(task.settings) if task.is_for(model) else {}) | given,
         )
         try:
             progress = begun(data, plan)

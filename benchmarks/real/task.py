@@ -65,3 +65,7 @@ class Task:
     """In their place, those for any other model."""
     python: Path | None = None
     """The environment's interpreter that runs the app; None: this one."""
+
+    def is_for(self, model: str) -> bool:
+        """Return whether `options` and `settings` are for this model, and not `full` and the defaults."""
+        return self.model is None or Path(model) == self.model

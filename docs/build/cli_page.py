@@ -14,6 +14,10 @@ HEAD = """# The command line
 the folder that the stack runs on (`data` without it), and `--config FILE`. What prints facts takes `--json`: one array
 or object on stdout, with the names of the [views](views.md); notes go to stderr. In a pipe, and with `NO_COLOR` set,
 nothing is coloured.
+
+A list has a row for each object. On a terminal that is too narrow for it, ids are shortened in the middle
+(`019b2c…4b5c6d`), and what matters least is left out, which the last line says; `--wide` shows all. In a pipe, and as
+JSON, nothing is shortened or left out.
 """
 NOT_RUN = "<!-- not run: an example of the help; each command has tests of its own -->"
 COMPLETION = """## Completion

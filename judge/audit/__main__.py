@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import rich.table
 import typer
 from rich.console import Console
@@ -47,6 +48,7 @@ errors = Console(stderr=True)
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of database, adapters and logs [data]")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file [whetstone.toml, if it is there]")]
 PolicyOption = Annotated[str | None, typer.Option("--policy", help="One policy [all]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object")]
 
 
 @app.command()
@@ -61,12 +63,17 @@ def calibrate(
     ] = None,
     days: Annotated[int | None, typer.Option("--days", min=1, help="Judgements of so many days [all]")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write report.md and pictures to")] = None,
+    as_json: JsonOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Compare judges' scores with the rewards that people, apps or rules gave the same attempts.
 
     Exit code 1 where there is nothing to compare.
+
+    Example:
+
+        whetstone judge calibrate --against feedback --days 30
     """
     with _opened(data, config) as (settings, connection):
         scope = _scope(connection, settings, policy, days, judge)
@@ -86,9 +93,12 @@ def calibrate(
             "with a reward function or a file: --against code:<name>, --against rewards.jsonl"
         )
     sentences = [sentence for one in calibrated for sentence in formatting.verdicts(one)]
-    for one in calibrated:
-        _print(formatting.table(one))
-    console.print(escape("\n".join(sentences)), highlight=False, soft_wrap=True)
+    if as_json:
+        _print_json({"against": against, "calibrations": calibrated, "verdicts": sentences})
+    else:
+        for one in calibrated:
+            _print(formatting.table(one))
+        console.print(escape("\n".join(sentences)), highlight=False, soft_wrap=True)
     if out is not None:
         _write(out, calibrated, sentences, against)
 
@@ -98,24 +108,31 @@ def report(
     policy: PolicyOption = None,
     days: Annotated[int, typer.Option("--days", min=1, help="How far to look back")] = 30,
     fail_on_alarm: Annotated[bool, typer.Option("--fail-on-alarm", help="Exit code 2 if there is an alarm")] = False,
+    as_json: JsonOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show what judging costs, which groups wait for it, its noise and drift, and signs of reward hacking."""
+    """Show what judging costs, which groups wait for it, its noise and drift, and signs of reward hacking.
+
+    Example:
+
+        whetstone judge report --days 7 --fail-on-alarm
+    """
     with _opened(data, config) as (settings, connection):
         scope = _scope(connection, settings, policy, days)
         drift = store.drift(connection, scope)
         ranked = store.ranked(connection, scope)
-        tables = [
-            formatting.days_table(store.days(connection, scope)),
-            formatting.waiting_table(store.waiting(connection, scope)),
-            formatting.noise_table(ranked),
-            formatting.drift_table(drift),
-        ]
+        costs, waiting = store.days(connection, scope), store.waiting(connection, scope)
         alarms = [*drifted(drift), *hacked(seen(connection, settings.project, ranked))]
-    for table in tables:
-        _print(table)
-    console.print(escape("\n".join(formatting.alarmed(alarms, ranked=len(ranked)))), highlight=False, soft_wrap=True)
+    if as_json:
+        _print_json({"days": costs, "waiting": waiting, "ranked": ranked, "drift": drift, "alarms": alarms})
+    else:
+        _print(formatting.days_table(costs))
+        _print(formatting.waiting_table(waiting))
+        _print(formatting.noise_table(ranked))
+        _print(formatting.drift_table(drift))
+        sentences = formatting.alarmed(alarms, ranked=len(ranked))
+        console.print(escape("\n".join(sentences)), highlight=False, soft_wrap=True)
     raise typer.Exit(2 if alarms and fail_on_alarm else 0)
 
 
@@ -169,6 +186,10 @@ def _scope(
     return store.Scope(settings.project, policy, judge, since)
 
 
+def _print_json(value: Mapping[str, object]) -> None:
+    typer.echo(msgspec.json.encode(value).decode())
+
+
 def _print(table: formatting.Table) -> None:
     if not table.rows:
         console.print(f"{escape(table.title)}: none", style="dim", highlight=False)
@@ -198,7 +219,8 @@ def _write(out: Path, calibrated: Sequence[Calibration], sentences: Sequence[str
         (out / "report.md").write_text("\n".join(paragraphs), encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"{out} cannot be written: {error}") from error
-    console.print(
+    # stdout may have JSON.
+    errors.print(
         f"written: {escape(str(out / 'report.md'))} and {len(pictures)} pictures", highlight=False, soft_wrap=True
     )
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -34,7 +35,16 @@ from whetstone.cli.commands.status import status
 from whetstone.cli.commands.step import step
 from whetstone.cli.commands.trajectories import groups, trajectories
 from whetstone.cli.commands.versions import pin, promote, rollback, versions
-from whetstone.cli.options import ConfigOption, DataOption, console, database, errors, fail
+from whetstone.cli.options import (
+    ConfigOption,
+    DataOption,
+    JsonObjectOption,
+    console,
+    database,
+    errors,
+    fail,
+    print_json,
+)
 from whetstone.cli.tables.trajectory_store import NotFound
 from whetstone.config.settings import load
 from whetstone.database.engine import connect, without_password
@@ -153,6 +163,7 @@ def demo(
     untagged: Annotated[
         bool, typer.Option("--untagged", help="The agent names neither games nor groups; the proxy infers both")
     ] = False,
+    as_json: JsonObjectOption = False,
 ) -> None:
     """Watch a stock OpenAI agent get better at tic-tac-toe because its base_url points at us.
 
@@ -168,13 +179,16 @@ def demo(
     settings = load(config, data=data or Path("data/demo"), seed=seed, proxy__port=0)
     _stop_on_signals()
     try:
-        outcome = run(settings, Plan(steps, games, connections, shuffle_rewards, untagged, pause_s), console)
+        plan = Plan(steps, games, connections, shuffle_rewards, untagged, pause_s)
+        outcome = run(settings, plan, errors if as_json else console)
     except AppFailed as error:
         errors.print(f"[red]the demo failed:[/red] {escape(str(error))}\nlogs: {settings.data}/logs")
         raise typer.Exit(1) from error
     except _Stop:
         errors.print("stopped")
         raise typer.Exit(1) from None
+    if as_json:
+        print_json(asdict(outcome) | {"rose": outcome.rose})
     raise typer.Exit(0 if outcome.rose else 1)
 
 

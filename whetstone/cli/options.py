@@ -61,6 +61,9 @@ PolicyArgument = Annotated[
     str | None, typer.Argument(help="Its name [the default policy]", autocompletion=policy_names)
 ]
 ProjectOption = Annotated[str | None, typer.Option("--project", help="The tenant [the home project]")]
+WideOption = Annotated[
+    bool, typer.Option("--wide", help="Show all columns and whole ids, however narrow the terminal is")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one array")]
 JsonObjectOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object")]
 
@@ -127,7 +130,17 @@ def show(value: Any, render: Callable[[], RenderableType], *, as_json: bool) -> 
     if as_json:
         print_json(value)
     else:
-        console.print(render())
+        # A whole table may be wider than the screen, and is never cut.
+        console.print(render(), crop=False)
+
+
+def report(value: Any, *lines: str, as_json: bool) -> None:
+    """Print what was done, as JSON or in words, a line each."""
+    if as_json:
+        print_json(value)
+        return
+    for line in lines:
+        console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def check(wrong: Mapping[str, bool]) -> None:

@@ -19,7 +19,25 @@ class Fitting:
     def __init__(self, table: Table) -> None:
         self.table = table
 
+    def fits(self, console: Console, options: ConsoleOptions) -> bool:
+        """Return whether it is shown as columns."""
+        _, least, _, room = self._widths(console, options)
+        return sum(least) <= room
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self.table
+        cells, least, most, room = self._widths(console, options)
+        if sum(least) > room:
+            yield self._stacked(cells)
+            return
+        for column, width in zip(table.columns, shared(least, most, room), strict=True):
+            column.width, column.no_wrap, column.overflow = width, False, "fold"
+        yield table
+
+    def _widths(
+        self, console: Console, options: ConsoleOptions
+    ) -> tuple[list[list[RenderableType]], list[int], list[int], int]:
+        """Return the cells by column, their least and their greatest widths, and the room that columns have."""
         table = self.table
         cells = [[_cell(console, one) for one in (column.header, *column.cells)] for column in table.columns]
         sizes = [[Measurement.get(console, options.update(max_width=ANY_WIDTH), one) for one in of] for of in cells]
@@ -29,13 +47,7 @@ class Fitting:
             for column, sizes_of in zip(table.columns, sizes, strict=True)
         ]
         whole = Measurement.get(console, options.update(max_width=ANY_WIDTH), self._plain()).maximum
-        room = options.max_width - (whole - sum(most))
-        if sum(least) > room:
-            yield self._stacked(cells)
-            return
-        for column, width in zip(table.columns, _shared(least, most, room), strict=True):
-            column.width, column.no_wrap, column.overflow = width, False, "fold"
-        yield table
+        return cells, least, most, options.max_width - (whole - sum(most))
 
     def _plain(self) -> Table:
         """Return the table without title and caption; its width is that of the columns and the space between them."""
@@ -70,7 +82,7 @@ def _cell(console: Console, cell: RenderableType) -> RenderableType:
     return console.render_str(cell) if isinstance(cell, str) else cell
 
 
-def _shared(least: list[int], most: list[int], room: int) -> list[int]:
+def shared(least: list[int], most: list[int], room: int) -> list[int]:
     """Return each column's width: its minimum, plus what it can use of the remaining room; least demand first."""
     widths, left = list(least), room - sum(least)
     hungry = sorted(range(len(most)), key=lambda place: most[place] - least[place])

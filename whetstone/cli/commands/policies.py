@@ -3,27 +3,33 @@
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
 from whetstone.cli.options import (
     ConfigOption,
     DataOption,
+    JsonObjectOption,
     JsonOption,
     ListsByDefault,
     PolicyArgument,
-    console,
-    print_json,
+    WideOption,
+    report,
     running_settings,
+    show,
     store_of,
 )
-from whetstone.config.settings import load
-from whetstone.terminal.fitting import Fitting
+from whetstone.config.settings import Settings, load
+from whetstone.registry.projects import Store
+from whetstone.terminal.listing import Listing
 
 policies = typer.Typer(cls=ListsByDefault, help="What learns and what only records. Without a command: list them.")
 
 
 @policies.command("list")
-def list_policies(as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None) -> None:
+def list_policies(
+    wide: WideOption = False, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
+) -> None:
     """Show the policies, their live versions and whether they train. JSON uses the names of `admin_policies`.
 
     Example:
@@ -32,24 +38,28 @@ def list_policies(as_json: JsonOption = False, data: DataOption = None, config: 
     """
     settings = running_settings(data, config)
     store = store_of(settings)
-    if as_json:
-        print_json([_facts(row) for own in settings.of_projects() for row in store.policies(own.project)])
-        return
-    table = Table("project", "policy", "other names", "base model", "answered by", "live version", "in test", "state")
+    rows = [_facts(row) for own in settings.of_projects() for row in store.policies(own.project)]
+    show(rows, lambda: _table(settings, store, wide=wide), as_json=as_json)
+
+
+def _table(settings: Settings, store: Store, *, wide: bool) -> RenderableType:
+    table = Table("project", "policy", "other names", "base model", "answered by", "live", "candidate", "state")
     for own in settings.of_projects():
         tested = store.tested(own.project)
         for row in store.policies(own.project):
             table.add_row(
                 own.project, row["id"], ", ".join(row["aliases"] or ()), row["base_model"], row["upstream"] or "vLLM",
-                str(row["live_version"]), tested.get(row["id"], ""), row["state"],
+                f"v{row['live_version']}", tested.get(row["id"], ""), row["state"],
             )  # fmt: skip
-    console.print(Fitting(table))
+    optional = ("project", "other names", "base model", "answered by")
+    return Listing(table, ids=("policy", "base model"), optional=optional, wide=wide)
 
 
 @policies.command("train")
 def train_policy(
     switch: Annotated[str, typer.Argument(help="on, or off: it then only records")],
     policy: PolicyArgument = None,
+    as_json: JsonObjectOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -63,8 +73,9 @@ def train_policy(
         raise typer.BadParameter("say on or off")
     settings = load(config, data=data).of_policy(policy)
     state = "training" if switch == "on" else "recording"
-    store_of(settings).set_policy_state(settings.project, policy or settings.policy, state)
-    console.print(f"{policy or settings.policy} is {state}")
+    name = policy or settings.policy
+    store_of(settings).set_policy_state(settings.project, name, state)
+    report({"policy": name, "state": state}, f"{name} is {state}", as_json=as_json)
 
 
 def _facts(row: dict[str, Any]) -> dict[str, Any]:

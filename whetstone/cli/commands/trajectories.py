@@ -13,6 +13,7 @@ from whetstone.cli.options import (
     ConfigOption,
     DataOption,
     PolicyOption,
+    WideOption,
     console,
     database_of,
     errors,
@@ -27,8 +28,6 @@ from whetstone.domain.api_keys import read_lifetime
 from whetstone.domain.states import GroupState, TrajectoryStatus
 
 SHOWN = 20
-WIDE = 100
-"""Width of a screen from which tables show more columns."""
 SinceOption = Annotated[str | None, typer.Option("--since", help="Only those that began since: 30min, 12h, 7d")]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most of them, the newest first")]
 ProjectOption = Annotated[str | None, typer.Option("--project", help="Whose [the policy's, or the home project's]")]
@@ -51,6 +50,7 @@ def trajectories(
     max_reward: Annotated[float | None, typer.Option("--max-reward", help="Greatest reward")] = None,
     since: SinceOption = None,
     limit: LimitOption = SHOWN,
+    wide: WideOption = False,
     ids: Annotated[bool, typer.Option("--ids", help="With an id and --json: token ids and logprobs too")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
@@ -85,7 +85,8 @@ def trajectories(
     }  # fmt: skip
     bounds: dict[str, Any] = {"since": _since(since), "rewards": (min_reward, max_reward), "limit": limit}
     newest = partial(trajectory_store.newest, of=trajectory_store.TRAJECTORIES, project=own.project, given=given)
-    _show(_read(settings, partial(newest, **bounds)), trajectory_tables.trajectories_table, limit, as_json=as_json)
+    rows = _read(settings, partial(newest, **bounds))
+    _show(rows, trajectory_tables.trajectories_table, limit, wide=wide, as_json=as_json)
 
 
 def groups(
@@ -99,6 +100,7 @@ def groups(
     reason: Annotated[str | None, typer.Option("--reason", help="Only those that were discarded for this")] = None,
     since: SinceOption = None,
     limit: LimitOption = SHOWN,
+    wide: WideOption = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
     data: DataOption = None,
@@ -116,25 +118,21 @@ def groups(
     settings, own = _settings(data, config, project, policy)
     if group_id is not None:
         group = _read(settings, lambda one: trajectory_store.group(one, own.project, group_id))
-        show(group, lambda: trajectory_tables.group_shown(group, datetime.now(UTC)), as_json=as_json)
+        show(group, lambda: trajectory_tables.group_shown(group, datetime.now(UTC), wide=wide), as_json=as_json)
         return
     given = {"policy": policy, "state": state, "formed_by": formed_by, "reason": reason}
     newest = partial(trajectory_store.newest, of=trajectory_store.GROUPS, project=own.project, given=given)
-    _show(
-        _read(settings, partial(newest, since=_since(since), limit=limit)),
-        trajectory_tables.groups_table,
-        limit,
-        as_json=as_json,
-    )
+    rows = _read(settings, partial(newest, since=_since(since), limit=limit))
+    _show(rows, trajectory_tables.groups_table, limit, wide=wide, as_json=as_json)
 
 
-def _show(rows: list[dict[str, Any]], table: Callable[..., Any], limit: int, *, as_json: bool) -> None:
+def _show(rows: list[dict[str, Any]], table: Callable[..., Any], limit: int, *, wide: bool, as_json: bool) -> None:
     if as_json:
         print_json(rows)
     elif not rows:
         errors.print("nothing matches", style="dim")
     else:
-        console.print(table(rows, datetime.now(UTC), wide=console.width >= WIDE))
+        console.print(table(rows, datetime.now(UTC), wide=wide), crop=False)
         if len(rows) == limit:
             errors.print(f"the newest {limit}; --limit shows more", style="dim")
 

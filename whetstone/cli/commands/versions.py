@@ -13,12 +13,14 @@ from rich.table import Table
 from whetstone.cli.options import (
     ConfigOption,
     DataOption,
+    JsonObjectOption,
     JsonOption,
     ListsByDefault,
     PolicyArgument,
-    console,
+    WideOption,
     engine_of,
     policy_names,
+    report,
     running_settings,
     show,
 )
@@ -26,7 +28,7 @@ from whetstone.cli.tables.version_commands import Versions
 from whetstone.config.settings import Settings
 from whetstone.domain.ids import version_id
 from whetstone.registry.versions import Move
-from whetstone.terminal.fitting import Fitting
+from whetstone.terminal.listing import Listing
 
 NAMED = re.compile(r"(?P<policy>.+)@v(?P<version>0|[1-9][0-9]{0,8})")
 """Pattern of a version's name, also used by apps."""
@@ -51,6 +53,7 @@ versions = typer.Typer(
 @versions.command("list")
 def list_versions(
     policy: PolicyArgument = None,
+    wide: WideOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -67,7 +70,7 @@ def list_versions(
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
     rows = line.rows(name)
-    show(rows, lambda: _table(name, rows), as_json=as_json)
+    show(rows, lambda: _table(name, rows, wide=wide), as_json=as_json)
 
 
 @versions.command("export")
@@ -75,6 +78,7 @@ def export(
     named: Named,
     folder: Annotated[Path, typer.Argument(help="Where to write it; new or empty")],
     merged: Annotated[bool, typer.Option("--merged", help="The base model with the adapter in its weights")] = False,
+    as_json: JsonObjectOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -87,7 +91,7 @@ def export(
     policy, version = _version(named)
     _, line = _open(data, config, policy)
     line.export(policy, version, folder, merged=merged)
-    console.print(f"{named} is in {escape(str(folder))}", highlight=False, soft_wrap=True)
+    report({"version": named, "folder": str(folder), "merged": merged}, f"{named} is in {folder}", as_json=as_json)
 
 
 @versions.command("import")
@@ -96,6 +100,7 @@ def import_version(
     policy: Annotated[
         str, typer.Argument(help="The policy that gets it as its next version", autocompletion=policy_names)
     ],
+    as_json: JsonObjectOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -110,15 +115,16 @@ def import_version(
     """
     _, line = _open(data, config, policy)
     number, imported = line.bring_in(folder, policy)
-    _print_number(policy, number)
-    if imported.why_no_step:
-        console.print(f"no step can go on from it: {imported.why_no_step}", highlight=False, soft_wrap=True)
+    why_no_step = imported.why_no_step
+    lines = [_number_line(policy, number), *([f"no step can go on from it: {why_no_step}"] if why_no_step else [])]
+    report({"policy": policy, "version": number, "why_no_step": why_no_step}, *lines, as_json=as_json)
 
 
 @versions.command("fork")
 def fork(
     named: Named,
     policy: Annotated[str, typer.Argument(help="The policy that gets it: one of `policies` in the settings")],
+    as_json: JsonObjectOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -134,13 +140,15 @@ def fork(
         raise typer.BadParameter(
             f"{policy!r} is none of: {', '.join(settings.trained)}; name it in `policies` of the settings first"
         )
-    _print_number(policy, line.fork(source, version, policy))
+    number = line.fork(source, version, policy)
+    report({"policy": policy, "version": number, "origin": named}, _number_line(policy, number), as_json=as_json)
 
 
 def promote(
     policy: NamedPolicy,
     version: Annotated[int, typer.Argument(min=0, help="Its number; 0 is the base model")],
     reason: Reason = None,
+    as_json: JsonObjectOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -155,9 +163,10 @@ def promote(
         whetstone promote starter 7
     """
     _, line = _open(data, config, policy)
-    _print_move(policy, line.promote(policy, version, reason))
-    if (before := line.before(policy)) is not None:
-        console.print(f"`whetstone rollback {policy}` goes back to version {before}", highlight=False, soft_wrap=True)
+    move = line.promote(policy, version, reason)
+    before = line.before(policy)
+    back = [] if before is None else [f"`whetstone rollback {policy}` goes back to version {before}"]
+    _print_move(policy, move, *back, as_json=as_json)
 
 
 def rollback(
@@ -167,6 +176,7 @@ def rollback(
     ] = None,
     reason: Reason = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation (only a terminal is asked)")] = False,
+    as_json: JsonObjectOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -188,13 +198,14 @@ def rollback(
         if to is not None:
             question = f"Make version {to} of {name} live again, and reject the live version and its line back to {to}?"
             typer.confirm(question, abort=True, err=True)
-    _print_move(name, line.roll_back(name, to, reason))
+    _print_move(name, line.roll_back(name, to, reason), as_json=as_json)
 
 
 def pin(
     policy: NamedPolicy,
     version: Annotated[int, typer.Argument(min=0, help="Its number")],
     off: Annotated[bool, typer.Option("--off", help="No longer")] = False,
+    as_json: JsonObjectOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -209,7 +220,8 @@ def pin(
     _, line = _open(data, config, policy)
     line.pin(policy, version, pinned=not off)
     name = version_id(policy, version)
-    console.print(f"{name} is no longer pinned" if off else f"{name} is pinned", highlight=False)
+    words = f"{name} is no longer pinned" if off else f"{name} is pinned"
+    report({"policy": policy, "version": version, "pinned": not off}, words, as_json=as_json)
 
 
 def _open(data: Path | None, config: Path | None, policy: str | None) -> tuple[Settings, Versions]:
@@ -225,21 +237,21 @@ def _version(named: str) -> tuple[str, int]:
     return match["policy"], int(match["version"])
 
 
-def _print_number(policy: str, number: int) -> None:
-    message = f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
-    console.print(message, highlight=False, soft_wrap=True)
+def _number_line(policy: str, number: int) -> str:
+    return f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
 
 
-def _print_move(policy: str, move: Move) -> None:
+def _print_move(policy: str, move: Move, *more: str, as_json: bool) -> None:
+    lines = [f"version {move.live} of {policy} answers now, {move.before} no longer"]
     if move.before == move.live:
-        console.print(f"version {move.live} of {policy} answers already", highlight=False)
-        return
-    console.print(f"version {move.live} of {policy} answers now, {move.before} no longer", highlight=False)
-    if move.rejected:
-        console.print(f"rejected: {', '.join(map(str, move.rejected))}", highlight=False)
+        lines = [f"version {move.live} of {policy} answers already"]
+    elif move.rejected:
+        lines.append(f"rejected: {', '.join(map(str, move.rejected))}")
+    fields = {"policy": policy, "before": move.before, "live_version": move.live, "rejected": move.rejected}
+    report(fields, *lines, *more, as_json=as_json)
 
 
-def _table(policy: str, rows: list[dict[str, Any]]) -> RenderableType:
+def _table(policy: str, rows: list[dict[str, Any]], *, wide: bool) -> RenderableType:
     """Return a table of the versions for people."""
     shown = Table("version", "from", "state", "reason", "k3", "held out", "loaded", "when", title=escape(policy))
     shown.title_justify = "left"
@@ -254,7 +266,7 @@ def _table(policy: str, rows: list[dict[str, Any]]) -> RenderableType:
             _loaded(row),
             f"{row['promoted_at'] or row['created_at']:%Y-%m-%d %H:%M}",
         )
-    return Fitting(shown)
+    return Listing(shown, ids=("from",), optional=("when", "k3", "loaded"), wide=wide)
 
 
 def _loaded(row: dict[str, Any]) -> str:

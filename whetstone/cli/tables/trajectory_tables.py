@@ -1,4 +1,4 @@
-"""Show groups and trajectories: as tables of 80 columns, and a trajectory as a conversation."""
+"""Show groups and trajectories: as tables with a row for each, and a trajectory as a conversation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from whetstone.domain.ids import version_id
-from whetstone.terminal.fitting import Fitting
+from whetstone.terminal.listing import Listing
 from whetstone.transfer.exporting.rows import Completion, Conversation, build_conversations
 
 COLOURS = {"system": "dim", "developer": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -30,51 +30,45 @@ def conversations_of(trajectory: Row) -> list[Conversation]:
 
 
 def trajectories_table(rows: Sequence[Row], now: datetime, *, wide: bool = False) -> RenderableType:
-    """Return a table of trajectories; `wide`: include their tasks."""
+    """Return a table of trajectories; `wide`: whole, however narrow the terminal is."""
     columns = (
-        Column("trajectory", overflow="fold", min_width=12),
-        *(Column(name, overflow="fold") for name in (("version", "task") if wide else ("version",))),
-        Column("state", no_wrap=True),
-        Column("reward", justify="right", no_wrap=True),
-        Column("turns", justify="right"),
-        Column("why not trained", overflow="fold"),
-        Column("began", justify="right", no_wrap=True),
+        *(Column(name) for name in ("trajectory", "version", "task", "state")),
+        *(Column(name, justify="right") for name in ("reward", "turns")),
+        Column("why not trained"),
+        Column("began", justify="right"),
     )
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         version = row["policy"] if row["last_version"] is None else version_id(row["policy"], row["last_version"])
-        task = (row["task"] or "",) if wide else ()
-        cells = (row["trajectory_id"], version, *task, row["state"], number(row["reward"]))
+        cells = (row["trajectory_id"], version, row["task"] or "", row["state"], number(row["reward"]))
         table.add_row(*map(_cell, cells), str(row["completions"]), _cell(_why(row)), ago(row["created_at"], now))
-    return Fitting(table)
+    return Listing(table, ids=("trajectory", "version", "task"), optional=("task", "turns", "version"), wide=wide)
 
 
 def groups_table(rows: Sequence[Row], now: datetime, *, wide: bool = False) -> RenderableType:
-    """Return a table of groups; `wide`: include their policies."""
+    """Return a table of groups; `wide`: whole, however narrow the terminal is."""
     columns = (
-        Column("group", overflow="fold", min_width=12),
-        *(Column(name, overflow="fold") for name in ("policy", "formed by", "state")[0 if wide else 1 :]),
-        *(Column(name, justify="right", no_wrap=True) for name in ("rewarded", "mean", "spread")),
-        Column("reason", overflow="fold"),
-        Column("began", justify="right", no_wrap=True),
+        *(Column(name) for name in ("group", "policy", "formed by", "state")),
+        *(Column(name, justify="right") for name in ("rewarded", "mean", "spread")),
+        Column("reason"),
+        Column("began", justify="right"),
     )
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         rewarded = f"{row['rewarded']}/{row['size']}" if row["size"] else "–"
         figures = (rewarded, number(row["reward_mean"]), number(row["reward_spread"]))
-        policy = (row["policy"],) if wide else ()
-        cells = (row["group_id"], *policy, row["formed_by"], row["state"], *figures, row["reason"] or "")
+        cells = (row["group_id"], row["policy"], row["formed_by"], row["state"], *figures, row["reason"] or "")
         table.add_row(*map(_cell, cells), ago(row["created_at"], now))
-    return Fitting(table)
+    return Listing(table, ids=("group", "policy"), optional=("policy", "formed by"), wide=wide)
 
 
-def group_shown(group: Row, now: datetime) -> RenderableType:
+def group_shown(group: Row, now: datetime, *, wide: bool = False) -> RenderableType:
     """Show one group in full."""
     names = (
         "policy", "formed_by", "state", "reason", "size", "rewarded", "reward_mean", "reward_spread", "step",
         "created_at", "closed_at",
     )  # fmt: skip
-    return Group(facts(group, "group_id", names), Text(), trajectories_table(group["members"], now))
+    return Group(facts(group, "group_id", names), Text(), trajectories_table(group["members"], now, wide=wide))
 
 
 def trajectory_shown(trajectory: Row) -> RenderableType:
@@ -109,7 +103,7 @@ def facts(row: Row, title: str, names: Sequence[str]) -> RenderableType:
     for name in names:
         if (value := row.get(name)) is not None:
             table.add_row(name, Text(_text(value)))
-    return table
+    return Listing(table)
 
 
 def pairs_table() -> Table:

@@ -1,5 +1,6 @@
 """Judges beside what people, apps and rules said: what is compared, what is left out, and what the program says."""
 
+import json
 import random
 import sys
 from datetime import UTC, datetime, timedelta
@@ -275,6 +276,16 @@ def test_a_judge_that_favours_a_place_or_differs_from_itself_is_said_to(bench):
     favours, differs = told.verdicts(found)[1:]
     assert favours.startswith("It favours what it is shown last, by 0.30.")
     assert differs.startswith("Two of its judgements differ by 0.1")
+
+
+def test_calibrations_and_reports_are_json_too(bench, run):
+    bench.many(groups=6)
+    code, printed = run("calibrate", "--json")
+    shown = json.loads(printed)
+    assert (code, shown["against"], shown["calibrations"][0]["whole"]["pairs"]["of"]) == (0, "feedback", 18)
+    assert len(shown["verdicts"]) >= 1
+    code, printed = run("report", "--json")
+    assert (code, set(json.loads(printed))) == (0, {"days", "waiting", "ranked", "drift", "alarms"})
 
 
 def test_without_judgements_the_program_says_how_to_get_them(seed, run):

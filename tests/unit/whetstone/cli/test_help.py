@@ -63,3 +63,20 @@ def test_a_group_alone_is_its_list(group: str, sqlite_template: Path, tmp_path: 
     assert alone.exit_code == 0 and alone.stdout == listed.stdout
     assert "No such command" in CliRunner().invoke(app, [group, "nonsense"]).output
     assert "Usage" in CliRunner().invoke(app, [group, "--help"]).output
+
+
+def test_what_prints_tables_or_figures_prints_json_too() -> None:
+    without = {
+        "whetstone up": "runs until it is stopped; up.json has the addresses",
+        "whetstone migrate": "prints a sentence",
+        "whetstone sql-role": "prints a URL",
+        "whetstone judge": "another program, which is among ROOTS",
+        "whetstone logs": "prints what programs wrote; log.format makes that JSON",
+        "whetstone models get": "its last line is the folder",
+    }
+    plain = {
+        " ".join(path)
+        for path, command in ALL
+        if not hasattr(command, "commands") and not any("--json" in one.opts for one in command.params)
+    }
+    assert plain == without.keys()

@@ -59,10 +59,11 @@ def test_what_does_not_fit_is_a_block_for_each_row() -> None:
 
 
 def test_every_table_of_the_command_line_is_a_fitting_one() -> None:
-    """What makes a table passes it through Fitting, or cuts nothing by itself."""
+    """What makes a table passes it through Fitting or Listing, or cuts nothing by itself."""
     by_itself = {
         "whetstone/cli/tables/table_formats.py",  # a block for each row where columns do not fit
         "whetstone/terminal/fitting.py",
+        "whetstone/terminal/listing.py",
         "whetstone/demo/demo.py",  # its figures are short
     }
     makers = [path for folder in ("whetstone", "judge", "trainer") for path in (ROOT / folder).rglob("*.py")]
@@ -70,4 +71,4 @@ def test_every_table_of_the_command_line_is_a_fitting_one() -> None:
     assert len(makers) > 10
     for path in makers:
         name = str(path.relative_to(ROOT))
-        assert name in by_itself or "Fitting(" in path.read_text("utf-8"), name
+        assert name in by_itself or re.search(r"(Fitting|Listing)\(", path.read_text("utf-8")), name
