@@ -279,7 +279,7 @@ def test_random_play_solves_a_twelfth_and_a_simple_rule_all(split: inbox.Split) 
 def test_the_novice_sees_whole_attempts_that_are_legal_and_no_better_than_random() -> None:
     words, solved, searches = set[str](), 0, Counter[int]()
     for number in range(600):
-        conversation = mail.conversation(random.Random(number))
+        conversation = mail.attempt(random.Random(number))
         texts = [message["content"] for message in conversation.messages]
         assert [m["role"] for m in conversation.messages] == ["system", *["user", "assistant"] * 3]
         assert [text.split()[0] for text in texts[2::2]] == ["search", "read", "answer"] and "error" not in texts
@@ -295,9 +295,22 @@ def test_the_novice_sees_whole_attempts_that_are_legal_and_no_better_than_random
 
 
 def test_the_novice_meets_the_words_of_both_splits_but_not_their_inboxes() -> None:
-    projects = {mail.conversation(random.Random(number)).messages[1]["content"].split()[-2] for number in range(500)}
+    projects = {mail.attempt(random.Random(number)).messages[1]["content"].split()[-2] for number in range(500)}
     assert projects == set(small_mail.PROJECTS)
     assert mail.conversation(random.Random(1)) == mail.conversation(random.Random(1))
+
+
+def test_what_is_repeated_has_the_word_or_follows_it_and_is_never_an_attempt() -> None:
+    kinds = Counter[tuple[int, bool]]()
+    for number in range(400):
+        texts = [message["content"] for message in mail.repeated(random.Random(number)).messages]
+        word, shown = texts[1].split(" : ", 1) if len(texts) == 3 else (texts[1].removesuffix(" ?"), texts[3])
+        answer = texts[-1].removeprefix("repeat ")
+        of_subjects = len(answer.split()) == 2
+        assert texts[0] != small_mail.SYSTEM
+        assert word in answer.split() if of_subjects else f" {word} {answer} " in f" {shown} "
+        kinds[len(texts), of_subjects] += 1
+    assert len(kinds) == 4 and min(kinds.values()) > 60
 
 
 # The app.
