@@ -89,7 +89,7 @@ def main() -> int:
         given: dict[str, Any] = {} if args.learning_rate is None else {"trainer__learning_rate": args.learning_rate}
         steps = task.steps if args.steps is None else args.steps
         if task.decays:
-            given["trainer__decay_updates"] = steps * task.settings["trainer__updates_per_step"]
+            given["trainer__decay_updates"] = steps * task.settings.get("trainer__updates_per_step", 1)
         lessons = 0 if task.lessons is None else task.lessons.steps if args.lessons is None else args.lessons
         model = args.model or str(task.model or fetched(console))
         plan = Plan(

@@ -21,7 +21,7 @@ BY_JUDGE = ("--judge",)
 def _of_novice(name: str, right: str, share: str, steps: int) -> Task:
     app = EXAMPLES / name / "app.py"
     full = ("--size", "full")
-    return Task(name, app, right, steps, PAUSE, fields=share, settings=OF_NOVICE, model=NOVICE, full=full)
+    return Task(name, app, right, steps, PAUSE, fields=share, settings=OF_NOVICE, decays=True, model=NOVICE, full=full)
 
 
 MAIL = _of_novice("mail", "right answer and source", "right source", steps=30)
