@@ -14,32 +14,32 @@ SUMS = (
 """What SmolLM2-135M can learn of reasoning-gym."""
 OF_NOVICE = {"trainer__learning_rate": 4e-3}
 """Four times what its size suggests. At 1e-3 the reward of mail rises half as fast (docs/log/learning.md)."""
-PAUSE = ("--pause-s", "0.2")
 BY_JUDGE = ("--judge",)
 
 
-def _of_novice(name: str, right: str, share: str, steps: int) -> Task:
-    app = EXAMPLES / name / "app.py"
+def _of_novice(name: str, right: str, share: str, steps: int, pause_s: float) -> Task:
+    """`pause_s`: so long that hardly any attempt is stale before a step takes it."""
+    app, pause = EXAMPLES / name / "app.py", ("--pause-s", str(pause_s))
     full = ("--size", "full")
-    return Task(name, app, right, steps, PAUSE, fields=share, settings=OF_NOVICE, decays=True, model=NOVICE, full=full)
+    return Task(name, app, right, steps, pause, fields=share, settings=OF_NOVICE, decays=True, model=NOVICE, full=full)
 
 
-MAIL = _of_novice("mail", "right answer and source", "right source", steps=30)
+MAIL = _of_novice("mail", "right answer and source", "right source", steps=80, pause_s=0.8)
 EXAMPLE_TASKS = {
     task.name: task
     for task in (
         # Attempts that come to the same board have the same prompt.
         replace(
-            _of_novice("2048", "reached the target", "shaped reward", steps=30),
+            _of_novice("2048", "reached the target", "shaped reward", steps=40, pause_s=1),
             settings=OF_NOVICE | {"trainer__baseline": "state"},
         ),
-        _of_novice("temporal_clue", "all letters right", "right letters", steps=30),
-        _of_novice("codenames", "won", "margin", steps=30),
-        _of_novice("mcp", "solved", "reward", steps=30),
+        _of_novice("temporal_clue", "all letters right", "right letters", steps=80, pause_s=1),
+        _of_novice("codenames", "won", "margin", steps=120, pause_s=1.7),
+        _of_novice("mcp", "solved", "reward", steps=40, pause_s=0.3),
         MAIL,
-        replace(MAIL, name="mail-ruler", training=PAUSE + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
+        replace(MAIL, name="mail-ruler", training=MAIL.training + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
         replace(
-            _of_novice("autorl", "the other word", "", steps=20),
+            _of_novice("autorl", "the other word", "", steps=30, pause_s=1),
             full=(),
             judge=EXAMPLES.parent / "benchmarks" / "fakes" / "word_judge.py",
             compares=True,
