@@ -33,6 +33,7 @@ from whetstone.cli.commands.policies import policies
 from whetstone.cli.commands.sql import sql, sql_role
 from whetstone.cli.commands.status import status
 from whetstone.cli.commands.step import step
+from whetstone.cli.commands.tail import tail
 from whetstone.cli.commands.trajectories import groups, trajectories
 from whetstone.cli.commands.versions import pin, promote, rollback, versions
 from whetstone.cli.options import (
@@ -225,7 +226,7 @@ def judge(context: typer.Context) -> None:
     raise typer.Exit(subprocess.call(command))
 
 
-for other_command in (promote, rollback, pin, trajectories, groups, status, logs, export):
+for other_command in (promote, rollback, pin, trajectories, groups, status, logs, tail, export):
     app.command()(other_command)
 app.command("import")(import_log)
 app.command()(delete)
