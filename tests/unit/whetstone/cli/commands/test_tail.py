@@ -51,7 +51,7 @@ def test_a_call_that_took_long_comes_with_a_later_look(seed: Seed, follower: Fol
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("wanted", "matching"),
     [
         ({"policy": "starter"}, ["a-0", "b-0"]),
         ({"status": "error"}, ["b-0"]),
@@ -62,7 +62,7 @@ def test_a_call_that_took_long_comes_with_a_later_look(seed: Seed, follower: Fol
     ids=str,
 )
 def test_filters_apply_to_the_first_calls_and_to_new_calls(
-    engine: Any, seed: Seed, wanted: dict[str, str], found: list[str]
+    engine: Any, seed: Seed, wanted: dict[str, str], matching: list[str]
 ) -> None:
     with snapshots(engine.url.render_as_string(hide_password=False)) as snapshot:
         live = Follower(snapshot, Filter("default", **wanted))
@@ -70,8 +70,8 @@ def test_filters_apply_to_the_first_calls_and_to_new_calls(
         seed.trajectory("a", task="x")
         seed.trajectory("b", turns=0)
         seed.completion("b", 0, status="error")
-        assert ids(live.new(NOW)) == found
-        assert ids(Follower(snapshot, Filter("default", **wanted)).begin(10, NOW)) == found
+        assert ids(live.new(NOW)) == matching
+        assert ids(Follower(snapshot, Filter("default", **wanted)).begin(10, NOW)) == matching
 
 
 def test_calls_of_other_projects_are_not_shown(seed: Seed, follower: Follower) -> None:
