@@ -73,7 +73,14 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="An OpenAI-compatible proxy that logs and trains: change base_url, post feedback, ask the database.",
+    help="""An OpenAI-compatible proxy that logs and trains: change base_url, post feedback, ask the database.
+
+    Examples:
+
+        whetstone up
+        whetstone status
+        whetstone tail
+    """,
     epilog=EXIT_CODES,
     no_args_is_help=True,
     rich_markup_mode="markdown",
