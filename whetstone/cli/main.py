@@ -30,6 +30,7 @@ from whetstone.cli.commands.keys import keys
 from whetstone.cli.commands.logs import logs
 from whetstone.cli.commands.models import models
 from whetstone.cli.commands.policies import policies
+from whetstone.cli.commands.replay import replay
 from whetstone.cli.commands.sql import sql, sql_role
 from whetstone.cli.commands.status import status
 from whetstone.cli.commands.step import step
@@ -233,7 +234,7 @@ def judge(context: typer.Context) -> None:
     raise typer.Exit(subprocess.call(command))
 
 
-for other_command in (promote, rollback, pin, trajectories, groups, status, logs, tail, export):
+for other_command in (promote, rollback, pin, trajectories, groups, replay, status, logs, tail, export):
     app.command()(other_command)
 app.command("import")(import_log)
 app.command()(delete)
