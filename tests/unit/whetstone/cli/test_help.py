@@ -127,7 +127,8 @@ def test_every_example_is_a_command_line_that_is_understood(path: tuple[str, ...
 
 NEED_MORE = {
     "whetstone up": "starts a stack", "whetstone demo": "starts a stack", "whetstone step": "needs a stack",
-    "whetstone tail": "runs until it is stopped", "whetstone replay": "needs a stack", "whetstone logs": "needs logs", "whetstone sql-role": "PostgreSQL",
+    "whetstone tail": "runs until it is stopped",
+    "whetstone replay": "needs a stack", "whetstone logs": "needs logs", "whetstone sql-role": "PostgreSQL",
     "whetstone judge": "another program", "whetstone models get": "fetches a model", "whetstone import": "needs a log",
     "whetstone doctor": "needs a vLLM or a model", "whetstone versions export": "needs an adapter",
     "whetstone versions import": "needs an adapter", "whetstone versions fork": "needs an adapter",
