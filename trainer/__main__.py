@@ -34,7 +34,12 @@ def show(
     rows: Annotated[bool, typer.Option("--rows", help="Every row's token ids, the trained ones in brackets")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object, with every row")] = False,
 ) -> None:
-    """Show what a step now would take and teach; nothing is written."""
+    """Show what a step now would take and teach; nothing is written.
+
+    Example:
+
+        whetstone step starter --dry-run
+    """
     settings = load().of_policy(policy)
     with snapshot(settings.database_url) as connection:
         check(connection)

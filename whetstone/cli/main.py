@@ -30,9 +30,11 @@ from whetstone.cli.commands.keys import keys
 from whetstone.cli.commands.logs import logs
 from whetstone.cli.commands.models import models
 from whetstone.cli.commands.policies import policies
+from whetstone.cli.commands.replay import replay
 from whetstone.cli.commands.sql import sql, sql_role
 from whetstone.cli.commands.status import status
 from whetstone.cli.commands.step import step
+from whetstone.cli.commands.tail import tail
 from whetstone.cli.commands.trajectories import groups, trajectories
 from whetstone.cli.commands.versions import pin, promote, rollback, versions
 from whetstone.cli.options import (
@@ -72,7 +74,14 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="An OpenAI-compatible proxy that logs and trains: change base_url, post feedback, ask the database.",
+    help="""An OpenAI-compatible proxy that logs and trains: change base_url, post feedback, ask the database.
+
+    Examples:
+
+        whetstone up
+        whetstone status
+        whetstone tail
+    """,
     epilog=EXIT_CODES,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -225,7 +234,7 @@ def judge(context: typer.Context) -> None:
     raise typer.Exit(subprocess.call(command))
 
 
-for other_command in (promote, rollback, pin, trajectories, groups, status, logs, export):
+for other_command in (promote, rollback, pin, trajectories, groups, replay, status, logs, tail, export):
     app.command()(other_command)
 app.command("import")(import_log)
 app.command()(delete)

@@ -1,5 +1,6 @@
 """Shared parts of the commands: options, settings, consoles, access to the database."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -118,6 +119,17 @@ def database(settings: Settings, *, create: bool = False) -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
+
+
+@contextmanager
+def until_enough() -> Iterator[None]:
+    """Treat a closed pipe (| head) as success."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python must not report its unwritten output as lost.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(value: Any) -> None:

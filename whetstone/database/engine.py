@@ -4,8 +4,8 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, AnyStr
 
@@ -210,18 +210,35 @@ def snapshot(url: str) -> Iterator[Connection]:
     Raises:
         sqlalchemy.exc.ArgumentError: `url` is not a database URL.
     """
+    with snapshots(url) as taken, taken() as connection:
+        yield connection
+
+
+@contextmanager
+def snapshots(url: str) -> Iterator[Callable[[], AbstractContextManager[Connection]]]:
+    """Yield a function that opens a snapshot as `snapshot` does, one after the other on the same connection.
+
+    Raises:
+        sqlalchemy.exc.ArgumentError: `url` is not a database URL.
+    """
     engine = connect(url)
     sqlite = engine.dialect.name == "sqlite"
     level = "AUTOCOMMIT" if sqlite else "REPEATABLE READ"
-    try:
-        with engine.execution_options(isolation_level=level, postgresql_readonly=not sqlite).connect() as connection:
+    reader = engine.execution_options(isolation_level=level, postgresql_readonly=not sqlite)
+
+    @contextmanager
+    def taken() -> Iterator[Connection]:
+        with reader.connect() as connection:
             if sqlite:
                 connection.exec_driver_sql("PRAGMA query_only = ON")
                 # Deferred: it keeps its view of the file, and no writer waits for it.
                 connection.exec_driver_sql("BEGIN")
             yield connection
+
+    try:
+        yield taken
     finally:
-        # The connection must not return to a pool: it can no longer write.
+        # The connection must not return to a pool that others use: it can no longer write.
         engine.dispose()
 
 

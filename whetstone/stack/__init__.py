@@ -1,5 +1,5 @@
 """Run everything on one machine.
 
 `stack` is `whetstone up`: it takes the `data_lock`, and starts `vllm_processes` and the programs under a `supervisor`.
-By `admin_client`, the command line finds a stack that runs, and calls its proxy.
+By `admin_client`, the command line finds a stack that runs, and calls its proxy; by `chat_client` it sends chats to it.
 """

@@ -41,7 +41,13 @@ from whetstone.terminal.listing import Listing
 
 keys = typer.Typer(
     cls=ListsByDefault,
-    help="What opens the proxy: keys for apps and for people, each with its scopes. Without a command: list them.",
+    help="""Manage API keys: for apps and for people, each with its scopes. Without a command: list them.
+
+    Examples:
+
+        whetstone keys
+        whetstone keys create --name app --scope inference --scope feedback
+    """,
 )
 
 

@@ -18,7 +18,13 @@ from whetstone.terminal.listing import Listing
 from whetstone.terminal.progress import show_progress
 
 models = typer.Typer(
-    cls=ListsByDefault, help="Small base models from the Python package index. Without a command: list them."
+    cls=ListsByDefault,
+    help="""Small base models from the Python package index. Without a command: list them.
+
+    Example:
+
+        whetstone models
+    """,
 )
 ToOption = Annotated[
     Path | None, typer.Option("--to", help="Folder of the models [~/.cache/whetstone/models, or in XDG_CACHE_HOME]")

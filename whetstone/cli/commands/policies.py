@@ -23,7 +23,16 @@ from whetstone.config.settings import Settings, load
 from whetstone.registry.projects import Store
 from whetstone.terminal.listing import Listing
 
-policies = typer.Typer(cls=ListsByDefault, help="What learns and what only records. Without a command: list them.")
+policies = typer.Typer(
+    cls=ListsByDefault,
+    help="""What learns and what only records. Without a command: list them.
+
+    Examples:
+
+        whetstone policies
+        whetstone policies train on
+    """,
+)
 
 
 @policies.command("list")

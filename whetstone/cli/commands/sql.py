@@ -5,7 +5,6 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from migrations import readers
 from migrations.views import BY_NAME, VIEWS, View
-from whetstone.cli.options import ConfigOption, DataOption, console, database, database_of, errors, fail
+from whetstone.cli.options import ConfigOption, DataOption, console, database, database_of, errors, fail, until_enough
 from whetstone.cli.tables import table_formats
 from whetstone.cli.tables.sql_query import QueryFailed, asking
 from whetstone.config.settings import load
@@ -70,28 +69,17 @@ def sql(
         raise typer.BadParameter("choose one of --csv, --json and --jsonl")
     statement = _query(query, file)
     if statement is None or statement in BY_NAME:
-        with _until_enough():
+        with until_enough():
             _print_views(None if statement is None else BY_NAME[statement], as_json=as_json or as_jsonl)
         return
     limit = limit and min(limit, sys.maxsize)  # islice takes no larger one
     settings = load(config, data=data)
     given_s = settings.sql.timeout_s if timeout_s is None else timeout_s
-    with _until_enough(), asking(database_of(settings), statement, given_s or None) as (columns, rows):
+    with until_enough(), asking(database_of(settings), statement, given_s or None) as (columns, rows):
         if formats:
             sys.stdout.writelines(formats[0](columns, islice(rows, limit)))
         else:
             _show(columns, rows, limit or ROWS_OF_TABLE)
-
-
-@contextmanager
-def _until_enough() -> Iterator[None]:
-    """Treat a closed pipe (| head) as success."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python must not report its unwritten output as lost.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print(*lines: RenderableType, on: Console = console) -> None:

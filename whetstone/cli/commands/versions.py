@@ -46,7 +46,13 @@ class _Lists(ListsByDefault):
 
 versions = typer.Typer(
     cls=_Lists,
-    help="Show a policy's versions (`whetstone versions starter`); take adapters out, bring them in, fork a policy.",
+    help="""Show a policy's versions; take adapters out, bring them in, fork a policy.
+
+    Examples:
+
+        whetstone versions
+        whetstone versions starter
+    """,
 )
 
 

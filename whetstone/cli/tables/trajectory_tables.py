@@ -90,7 +90,7 @@ def _content(trajectory: Row) -> Iterator[RenderableType]:
     shown = {completion.id for one in conversations for completion in one.line}
     for turn in trajectory["turns"]:
         if turn["completion_id"] not in shown:
-            why = _plain(turn["error"] or turn["why_not_trained"] or turn["status"])
+            why = plain(turn["error"] or turn["why_not_trained"] or turn["status"])
             yield Text(f"\nturn {turn['turn']} is in no conversation: {why}", style="red")
     for row in trajectory["feedback"]:
         yield Text(f"\nfeedback {row['source']} {_value(row)}: {row['state']}", style="magenta")
@@ -122,15 +122,15 @@ def _render_messages(one: Conversation) -> Iterator[RenderableType]:
             about = [f"v{completion.policy_version}", completion.finish_reason, completion.why_not_trained]
             head.append(f"  {' · '.join(part for part in about if part)}", style="dim")
         yield head
-        yield Padding(Text(_plain(_text_with_calls(message))), (0, 0, 0, 2))
+        yield Padding(Text(plain(text_with_calls(message))), (0, 0, 0, 2))
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Replace control characters: text from apps must not move the reader's cursor."""
     return "".join(one if one.isprintable() or one in "\n\t" else "·" for one in text)
 
 
-def _text_with_calls(message: Any) -> str:
+def text_with_calls(message: Any) -> str:
     """Return a message's text, with its tool calls below."""
     if not isinstance(message, Mapping):
         return _text(message)
@@ -145,7 +145,7 @@ def _text_with_calls(message: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return escape(_plain(text))
+    return escape(plain(text))
 
 
 def _why(row: Row) -> str:
@@ -154,7 +154,7 @@ def _why(row: Row) -> str:
 
 def _value(row: Row) -> str:
     parts = [number(row["reward"]) if row["reward"] is not None else "", row["comment"] or ""]
-    return _plain(" ".join(part for part in parts if part))
+    return plain(" ".join(part for part in parts if part))
 
 
 def _text(value: Any) -> str:
@@ -162,7 +162,7 @@ def _text(value: Any) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S} UTC"
     if isinstance(value, float):
         return number(value)
-    return _plain(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+    return plain(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 def number(value: float | None) -> str:

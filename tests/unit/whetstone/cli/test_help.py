@@ -1,6 +1,9 @@
 """The help of every command: nothing of its source is lost where it is shown."""
 
+import inspect
+import itertools
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +15,11 @@ from typer.testing import CliRunner
 
 import judge.audit.__main__ as judging
 import trainer.__main__ as training
+from tests.unit.whetstone.cli.commands.test_trajectories import Here, here
 from whetstone import __version__
 from whetstone.cli.main import app
 
+__all__ = ["here"]
 ROOTS = {"whetstone": app, "judge": judging.app, "trainer": training.app}
 
 
@@ -80,3 +85,70 @@ def test_what_prints_tables_or_figures_prints_json_too() -> None:
         if not hasattr(command, "commands") and not any("--json" in one.opts for one in command.params)
     }
     assert plain == without.keys()
+
+
+def examples(command: Any) -> list[str]:
+    """Return the command lines in a command's help."""
+    return [line.strip() for line in inspect.cleandoc(command.help or "").splitlines() if line.startswith("    ")]
+
+
+EXAMPLES = [(path, line) for path, command in ALL if path[0] != "judge" for line in examples(command)]
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(path) for path, _ in ALL])
+def test_each_help_has_an_example_of_its_own_command(path: tuple[str, ...], command: Any) -> None:
+    # Below `whetstone judge` and `whetstone step --dry-run` are programs of their own.
+    words = {"judge": ("whetstone", *path), "trainer": ("whetstone", "step", "--dry-run")}.get(path[0], path)
+    lines = examples(command) if path != ("judge",) else ["whetstone judge"]
+    own = tuple(word for word in words if word != "list")
+    assert any(set(own) <= set(shlex.split(line.replace("$(", " ").replace(")", " "))) for line in lines), lines
+
+
+def words_of(line: str) -> list[str]:
+    """Return the words of a shell's line up to a pipe or a redirection."""
+    return list(itertools.takewhile(lambda word: word not in ("|", ">"), shlex.split(line)))
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line as the program does, and run nothing."""
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("whetstone", words)
+    while hasattr(command, "commands"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize(("path", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+def test_every_example_is_a_command_line_that_is_understood(path: tuple[str, ...], line: str) -> None:
+    program, *words = words_of(re.sub(r"^\w+=\$\((.*)\)$", r"\1", line))
+    assert program == "whetstone"
+    parse(words)
+
+
+NEED_MORE = {
+    "whetstone up": "starts a stack", "whetstone demo": "starts a stack", "whetstone step": "needs a stack",
+    "whetstone tail": "runs until it is stopped",
+    "whetstone replay": "needs a stack", "whetstone logs": "needs logs", "whetstone sql-role": "PostgreSQL",
+    "whetstone judge": "another program", "whetstone models get": "fetches a model", "whetstone import": "needs a log",
+    "whetstone doctor": "needs a vLLM or a model", "whetstone versions export": "needs an adapter",
+    "whetstone versions import": "needs an adapter", "whetstone versions fork": "needs an adapter",
+    "whetstone promote": "needs an adapter", "whetstone rollback": "needs an adapter", "KEY=": "a shell's variable",
+    "whetstone sql --csv -f": "needs a file", "whetstone keys revoke": "needs a key", "whetstone pin": "needs one",
+    "whetstone models": "lists what is in the cache folder", "whetstone export preferences": "needs pyarrow",
+    "whetstone export trajectories": "needs pyarrow",
+}  # fmt: skip
+"""Beginnings of examples that need more than a database, and what."""
+RUNNABLE = [line for _, line in EXAMPLES if not line.startswith(tuple(NEED_MORE))]
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(RUNNABLE))
+def test_examples_run_on_a_database(line: str, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here.data)
+    here.seed.group("g-3")
+    here.seed.trajectory("game-17", "g-3", reward=1.0, state="rewarded", end_user="alice")
+    result = here.run(*words_of(line)[1:])
+    assert result.exit_code in (0, 1) and (result.exception is None or isinstance(result.exception, SystemExit))
+
+
+def test_most_commands_have_an_example_that_runs_here() -> None:
+    assert len(set(RUNNABLE)) >= 15

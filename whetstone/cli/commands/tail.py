@@ -1,0 +1,122 @@
+"""`whetstone tail`: calls as they are recorded, a line each."""
+
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+import typer
+from sqlalchemy import Connection
+
+from migrations.run import upgrade
+from whetstone.cli.options import (
+    ConfigOption,
+    DataOption,
+    PolicyOption,
+    ProjectOption,
+    console,
+    database_of,
+    print_json,
+    running_settings,
+    until_enough,
+)
+from whetstone.cli.tables import call_lines, call_store
+from whetstone.cli.tables.call_store import Filter
+from whetstone.database.engine import snapshots
+
+POLL_S = 1.0
+SHORT = timedelta(minutes=1)
+"""How far back each look at the database reaches, by the time at which a call arrived. It is recorded when it ends."""
+LONG, LONG_EVERY = timedelta(minutes=15), 15
+"""How far back every fifteenth look reaches: for calls that take longer, and those that waited in the journal."""
+
+
+def tail(
+    policy: PolicyOption = None,
+    state: Annotated[
+        Literal["complete", "aborted", "error"] | None, typer.Option("--state", help="Only calls that ended so")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Only calls with this label")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with the last calls, so many")] = 10,
+    project: ProjectOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an object on each line")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print calls as they are recorded, a line each, until Ctrl-C: of all policies of the project, or as filtered.
+
+    A line has the time (UTC), the version, how the call ended, tokens read and sampled, seconds to the first token (of
+    streams) and to the last, and the first words of the prompt. The database is read once a second, and never written.
+    JSON uses the names of `admin_completions`, with `task` and `split` of the trajectory.
+
+    Examples:
+
+        whetstone tail --policy starter --state error
+        whetstone tail --json | jq '.total_ms'
+    """
+    settings = running_settings(data, config)
+    own = settings.of_project(project) if project else settings.of_policy(policy)
+    url = database_of(settings)
+    upgrade(url)
+    width = console.width if console.is_terminal else None
+
+    def show(rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            if as_json:
+                print_json(call_lines.as_object(row))
+            else:
+                typer.echo(call_lines.line(row, width))
+        sys.stdout.flush()
+
+    try:
+        with until_enough(), snapshots(url) as snapshot:
+            follower = Follower(snapshot, Filter(own.project, policy, state, task))
+            if width is not None and not as_json:
+                typer.echo(call_lines.head(width))
+            show(follower.begin(lines, datetime.now(UTC)))
+            while not _is_closed():
+                time.sleep(POLL_S)
+                show(follower.new(datetime.now(UTC)))
+    except KeyboardInterrupt:
+        return
+
+
+class Follower:
+    """Calls that match a filter, each returned once, soon after it is recorded."""
+
+    def __init__(self, snapshot: Callable[[], AbstractContextManager[Connection]], wanted: Filter) -> None:
+        self._snapshot, self._wanted = snapshot, wanted
+        self._seen: dict[str, datetime] = {}
+        self._looks = 0
+
+    def begin(self, lines: int, now: datetime) -> list[dict[str, Any]]:
+        """Return the last calls, so many; from then on, only newer calls are returned."""
+        with self._snapshot() as connection:
+            self._seen = call_store.ids_since(connection, self._wanted, now - LONG)
+            return call_store.newest(connection, self._wanted, lines)
+
+    def new(self, now: datetime) -> list[dict[str, Any]]:
+        """Return the calls that were recorded since the last look."""
+        self._looks += 1
+        is_long = self._looks % LONG_EVERY == 0
+        with self._snapshot() as connection:
+            ids = call_store.ids_since(connection, self._wanted, now - (LONG if is_long else SHORT))
+            new = ids.keys() - self._seen.keys()
+            rows = call_store.calls(connection, self._wanted.project, new)
+        self._seen |= ids
+        if is_long:
+            self._seen = ids
+        return rows
+
+
+def _is_closed() -> bool:
+    """Return whether the reader of a pipe has gone, even while there is nothing to write."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
