@@ -15,6 +15,9 @@ from whetstone.terminal.fitting import ANY_WIDTH, Fitting, shared
 SHORTEST_ID = 13
 """Characters that at least remain of an id."""
 
+Fitted = RenderableType | None
+"""What is shown; None if it does not fit."""
+
 
 class Listing:
     """A table of objects. Print it with `crop=False`.
@@ -22,8 +25,8 @@ class Listing:
     - Where it fits, and with `wide`, and where the output is no terminal: it is whole, whatever its width.
     - Else the columns `ids` are shortened in the middle, and if that is not enough, the columns `optional` are left
       out, the first of them first, which a line below says.
-    - If the other columns still do not fit, they are wrapped between words; on the narrowest terminals each object is
-      a block with a line for each column, whole.
+    - If the other columns still do not have room for a line each, columns are wrapped between words, as many as then
+      fit. On the narrowest terminals each object is a block with a line for each column, whole.
     """
 
     def __init__(
@@ -37,20 +40,22 @@ class Listing:
             yield from _whole(self.table, console, options)
             return
         names = [str(column.header) for column in self.table.columns]
-        left_out: list[str] = []
-        fitted: Table | Fitting | None = None
-        for column in (None, *self._optional):
-            left_out += [column] if column in names else []
-            fitted = self._in_single_lines(console, options, [name for name in names if name not in left_out])
-            if fitted is not None:
-                break
-        else:
-            fitted = self._wrapped(console, options, [name for name in names if name not in left_out])
-        yield fitted or Fitting(self.table)
-        if left_out and fitted is not None:
-            yield Text(f"not shown: {', '.join(left_out)}; --wide shows all", style="dim")
+        optional = [name for name in self._optional if name in names]
+        for fit in (self._in_single_lines, self._wrapped):
+            for count in range(len(optional) + 1):
+                left_out = optional[:count]
+                fitted = fit(console, options, [name for name in names if name not in left_out])
+                if fitted is None:
+                    continue
+                yield fitted
+                if left_out:
+                    yield Text(f"not shown: {', '.join(left_out)}; --wide shows all", style="dim")
+                return
+        yield Fitting(self.table)
 
-    def _in_single_lines(self, console: Console, options: ConsoleOptions, names: Sequence[str]) -> Table | None:
+    def _in_single_lines(
+        self, console: Console, options: ConsoleOptions, names: Sequence[str]
+    ) -> RenderableType | None:
         """Return a table of these columns with a line for each object; None if it does not fit."""
         table = _select(self.table, names)
         most, least = [], []
@@ -66,7 +71,7 @@ class Listing:
             return None
         return self._shortened(console, table, shared(least, most, room))
 
-    def _wrapped(self, console: Console, options: ConsoleOptions, names: Sequence[str]) -> Fitting | None:
+    def _wrapped(self, console: Console, options: ConsoleOptions, names: Sequence[str]) -> Fitted:
         """Return these columns, wrapped between words; None if even that does not fit."""
         table = _select(self.table, names)
         widths = [SHORTEST_ID if column.header in self._ids else ANY_WIDTH for column in table.columns]

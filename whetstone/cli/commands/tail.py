@@ -28,10 +28,12 @@ from whetstone.cli.tables.call_store import Filter
 from whetstone.database.engine import snapshots
 
 POLL_S = 1.0
-SHORT = timedelta(minutes=1)
+SHORT = timedelta(seconds=20)
 """How far back each look at the database reaches, by the time at which a call arrived. It is recorded when it ends."""
 LONG, LONG_EVERY = timedelta(minutes=15), 15
-"""How far back every fifteenth look reaches: for calls that take longer, and those that waited in the journal."""
+"""How far back every fifteenth look reaches, for calls that took LONG_MS at least."""
+LONG_MS = 15_000.0
+"""SHORT without the time that it takes to record a call."""
 
 
 def tail(
@@ -89,13 +91,17 @@ class Follower:
 
     def __init__(self, snapshot: Callable[[], AbstractContextManager[Connection]], wanted: Filter) -> None:
         self._snapshot, self._wanted = snapshot, wanted
-        self._seen: dict[str, datetime] = {}
+        self._short: set[str] = set()
+        """Calls that the last look listed."""
+        self._long: set[str] = set()
+        """Long calls that the last long look listed, and all calls that were returned since."""
         self._looks = 0
 
     def begin(self, lines: int, now: datetime) -> list[dict[str, Any]]:
         """Return the last calls, so many; from then on, only newer calls are returned."""
         with self._snapshot() as connection:
-            self._seen = call_store.ids_since(connection, self._wanted, now - LONG)
+            self._short = call_store.ids_since(connection, self._wanted, now - SHORT)
+            self._long = call_store.ids_since(connection, self._wanted, now - LONG, LONG_MS)
             return call_store.newest(connection, self._wanted, lines)
 
     def new(self, now: datetime) -> list[dict[str, Any]]:
@@ -103,12 +109,11 @@ class Follower:
         self._looks += 1
         is_long = self._looks % LONG_EVERY == 0
         with self._snapshot() as connection:
-            ids = call_store.ids_since(connection, self._wanted, now - (LONG if is_long else SHORT))
-            new = ids.keys() - self._seen.keys()
+            short = call_store.ids_since(connection, self._wanted, now - SHORT)
+            long = call_store.ids_since(connection, self._wanted, now - LONG, LONG_MS) if is_long else set()
+            new = (short | long) - self._short - self._long
             rows = call_store.calls(connection, self._wanted.project, new)
-        self._seen |= ids
-        if is_long:
-            self._seen = ids
+        self._short, self._long = short, (long if is_long else self._long) | new
         return rows
 
 

@@ -46,11 +46,11 @@ def newest(connection: Connection, wanted: Filter, limit: int) -> list[dict[str,
     return [dict(row) for row in rows.mappings()][::-1]
 
 
-def ids_since(connection: Connection, wanted: Filter, since: datetime) -> dict[str, datetime]:
-    """Return the ids of the matching calls that arrived since, with their times."""
+def ids_since(connection: Connection, wanted: Filter, since: datetime, least_ms: float | None = None) -> set[str]:
+    """Return the ids of the matching calls that arrived since; with `least_ms` only of those that took so long."""
     of = schema.completions if wanted.task is None else _WITH_TASK
-    query = select(c.id, c.created_at).select_from(of).where(*wanted.conditions, c.created_at >= since)
-    return {row[0]: row[1] for row in connection.execute(query)}
+    query = select(c.id).select_from(of).where(*wanted.conditions, c.created_at >= since)
+    return set(connection.execute(query if least_ms is None else query.where(c.total_ms >= least_ms)).scalars())
 
 
 def calls(connection: Connection, project: str, ids: Collection[str]) -> list[dict[str, Any]]:

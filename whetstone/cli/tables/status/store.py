@@ -55,15 +55,16 @@ def waiting_since(connection: Connection) -> dict[str, datetime | None]:
 
 def scored(connection: Connection, project: str, policy: str) -> ScoredGroups:
     """Return the groups that wait for a step."""
-    differs = case((g.reward_spread > LEAST_SPREAD, 1), else_=0)
-    alone = case((g.compared_with == "baseline", 1), else_=0)
-    query = (
-        select(alone.label("alone"), differs.label("differs"))
-        .add_columns(func.count().label("groups"), func.sum(g.rewarded).label("members"))
-        .add_columns(func.min(g.closed_at).label("oldest"))
+    # A subquery, because PostgreSQL groups by no expression with parameters.
+    each = (
+        select(case((g.reward_spread > LEAST_SPREAD, 1), else_=0).label("differs"))
+        .add_columns(case((g.compared_with == "baseline", 1), else_=0).label("alone"), g.rewarded, g.closed_at)
         .where(g.project == project, g.policy == policy, g.state == "scored")
-        .group_by(alone, differs)
+        .subquery()
+        .c
     )
+    query = select(each.alone, each.differs, func.count().label("groups"), func.sum(each.rewarded).label("members"))
+    query = query.add_columns(func.min(each.closed_at).label("oldest")).group_by(each.alone, each.differs)
     rows = connection.execute(query).all()
     usable = [row for row in rows if row.alone or row.differs]
     return ScoredGroups(

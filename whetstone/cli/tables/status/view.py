@@ -6,20 +6,22 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
 from whetstone.cli.tables.status.problems import LEAST_FREE_BYTES, size
 from whetstone.cli.tables.status.store import QUEUE
-from whetstone.cli.tables.trajectory_tables import ago, number, pairs_table
-from whetstone.terminal.fitting import Fitting
+from whetstone.cli.tables.trajectory_tables import ago, pairs_table
+from whetstone.terminal.listing import Listing
 
 Facts = Mapping[str, Any]
 
 
 def shown(facts: Facts, now: datetime) -> RenderableType:
     """Return the facts as one screen: what runs, the policies, why nothing trains, the problems."""
-    return Group(_head(facts), Text(), _policies(facts, now), Text(), *_training(facts), *_problems(facts))
+    policies = (_policies(facts, now), *_gains(facts))
+    return Group(_head(facts), Text(), *policies, Text(), *_training(facts), *_problems(facts))
 
 
 def _head(facts: Facts) -> RenderableType:
@@ -56,34 +58,40 @@ def _head(facts: Facts) -> RenderableType:
 def _policies(facts: Facts, now: datetime) -> RenderableType:
     if not facts["policies"]:
         return Text("no policy yet", style="dim")
-    names = ("policy", "state", "live", "candidate", "gain over v0", "last step", "groups")
-    table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, header_style="bold")
+    names = ("policy", "state", "versions", "last step", "groups")
+    table = Table(*map(Column, names), box=None, pad_edge=False, header_style="bold")
     for row in facts["policies"]:
         state = row["state"] if row["upstream"] is None else row["upstream"]
-        candidate = "" if row["candidate"] is None else f"v{row['candidate']}"
+        candidate = "" if row["candidate"] is None else f", v{row['candidate']} candidate"
         counts = ", ".join(f"{row['groups'][name]} {name}" for name in QUEUE if row["groups"][name])
-        cells = (row["policy"], state, f"v{row['live_version']}", candidate, _gain(row["gain"]), _step(row, now))
+        cells = (row["policy"], state, f"v{row['live_version']} live{candidate}", _step(row, now))
         table.add_row(*map(escape, cells), counts or "none waits")
-    return Fitting(table)
+    return Listing(table, ids=("policy",))
 
 
 def _step(row: Facts, now: datetime) -> str:
     step = row["last_step"]
     if step is None:
         return "none yet"
-    parts = [f"{step['step']} {step['state']}, {ago(step['created_at'], now)} ago"]
-    if step["reward_mean"] is not None:
-        parts.append(f"reward {number(step['reward_mean'])}")
-    if step["gain"] is not None:
-        parts.append(f"gain {_gain(step['gain'])}")
-    return ", ".join(parts)
+    return f"{step['step']} {step['state']} {ago(step['created_at'], now)} ago"
 
 
-def _gain(gain: Facts | None) -> str:
-    if gain is None:
-        return "–"
+def _gains(facts: Facts) -> Iterator[RenderableType]:
+    """Yield a line for each gain that is known: of the live version over version 0, and of the last step."""
+    gains = [
+        Text(f"{row['policy']} {_gain(gain)}")
+        for row in facts["policies"]
+        for gain in (row["gain"], row["last_step"] and row["last_step"]["gain"])
+        if gain is not None and (gain is row["gain"] or gain != row["gain"])
+    ]
+    if gains:
+        yield from (Text(), *gains)
+
+
+def _gain(gain: Facts) -> str:
     half = (gain["high"] - gain["low"]) / 2
-    return f"{gain['mean']:+.3f} ± {half:.3f} {'held out' if gain['split'] == 'eval' else 'in training'}"
+    where = "on held-out calls" if gain["split"] == "eval" else "in training"
+    return f"v{gain['version']} over v{gain['over']}: reward {gain['mean']:+.3f} ± {half:.3f} {where}"
 
 
 def _training(facts: Facts) -> Iterator[RenderableType]:
@@ -97,8 +105,8 @@ def _training(facts: Facts) -> Iterator[RenderableType]:
         yield Text("Why nothing trains now" if not trains else "Why the others do not train", style="bold")
     for row in rows:
         if not row["training"]["now"]:
-            yield Text(f"  {row['policy']}: {row['training']['why_not']}")
-            yield Text(f"    → {row['training']['remedy']}", style="dim")
+            yield Padding(Text(f"{row['policy']}: {row['training']['why_not']}"), (0, 0, 0, 2), expand=False)
+            yield Padding(Text(f"→ {row['training']['remedy']}", style="dim"), (0, 0, 0, 4), expand=False)
     yield Text()
 
 

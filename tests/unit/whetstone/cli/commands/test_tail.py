@@ -44,10 +44,19 @@ def test_it_begins_with_the_last_calls_and_goes_on_with_each_new_call_once(seed:
 def test_a_call_that_took_long_comes_with_a_later_look(seed: Seed, follower: Follower) -> None:
     seed.trajectory("t", turns=0)
     assert follower.begin(10, NOW) == []
-    seed.completion("t", 0, created_at=NOW - 2 * SHORT)
-    seed.completion("t", 1, created_at=NOW - 2 * LONG)
-    shown = [call for _ in range(2 * LONG_EVERY) for call in ids(follower.new(NOW))]
+    for turn, took in enumerate((2 * SHORT, 2 * LONG)):
+        seed.completion("t", turn, created_at=NOW - took, total_ms=1000 * took.total_seconds())
+    shown = [call for _ in range(3 * LONG_EVERY) for call in ids(follower.new(NOW))]
     assert shown == ["t-0"]
+
+
+def test_a_call_that_two_kinds_of_looks_list_comes_once(seed: Seed, follower: Follower) -> None:
+    seed.trajectory("t", turns=0)
+    assert follower.begin(10, NOW) == []
+    seed.completion("t", 0, created_at=NOW, total_ms=1000 * SHORT.total_seconds())
+    seed.completion("t", 1, created_at=NOW)
+    looks = [ids(follower.new(NOW + timedelta(seconds=second))) for second in range(4 * LONG_EVERY)]
+    assert looks[0] == ["t-0", "t-1"] and not any(looks[1:])
 
 
 @pytest.mark.parametrize(

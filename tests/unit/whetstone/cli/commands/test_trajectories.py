@@ -343,7 +343,7 @@ def test_policies_are_told_as_json(here: Here) -> None:
         (("trajectories",), "trajectory version state reward why not trained began rewarded waiting_step"),
         (("groups",), "group formed by state rewarded mean spread reason began scored"),
         (("groups", "g"), "trajectory version state reward why not trained began"),
-        (("status",), "policy state live candidate gain over v0 last step groups 1 scored training"),
+        (("status",), "policy state versions last step groups 1 scored training"),
         (("doctor", "--log"), "question answer result, and what it means rewards differ within groups"),
         (("sql",), "view what it is for"),
         (("sql", "admin_steps"), "column on SQLite on PostgreSQL meaning"),

@@ -1,0 +1,50 @@
+"""SQL of `whetstone status` on both databases."""
+
+from datetime import timedelta
+
+from sqlalchemy import Engine
+
+from migrations import schema
+from tests.conftest import NOW, Seed
+from whetstone.cli.tables.status import store
+from whetstone.cli.tables.status.training import ScoredGroups
+
+
+def test_scored_groups_are_counted_by_what_they_are_compared_with(engine: Engine, seed: Seed) -> None:
+    of = {"state": "scored", "compared_with": "group", "closed_at": NOW, "size": 2, "rewarded": 2}
+    for number, spread in enumerate((0.5, 0.25, 0.0, None)):
+        seed.group(f"g{number}", reward_spread=spread, **of)
+    seed.group("single", **of | {"compared_with": "baseline", "closed_at": NOW - timedelta(hours=1)})
+    seed.group("open")
+    with engine.connect() as connection:
+        scored = store.scored(connection, "default", "starter")
+        assert store.scored(connection, "default", "other") == ScoredGroups(0, 0, 0, None)
+    assert scored == ScoredGroups(groups=2, singles=2, uniform=2, oldest=NOW - timedelta(hours=1))
+
+
+def test_attempts_and_rewards_come_from_the_roll_ups(engine: Engine, seed: Seed) -> None:
+    seed.trajectory("a", reward=1.0, state="rewarded", why_not_trained="group_open", first_version=3)
+    seed.trajectory("b", reward=0.5, split="eval", state="excluded", why_not_trained="split_eval", first_version=3)
+    seed.trajectory("c", state="open")
+    seed.trajectory("old", state="ended", why_not_trained="no_reward", created_at=NOW - timedelta(days=9))
+    with engine.connect() as connection:
+        (row,) = store.policies(connection, "default", NOW - timedelta(days=7))
+        rewards = store.rewards(connection, "default", "starter", [0, 3])
+        assert store.was_called(connection, "default", "starter")
+        assert not store.was_called(connection, "default", "other")
+    assert row["attempts"] == {"group_open": 1, "open": 1, "split_eval": 1}
+    assert (row["candidate"], row["last_step"], row["step_asked_at"]) == (None, None, None)
+    assert {key: value for key, value in rewards.items() if value[0]} == {
+        ("train", 3): (1, 1.0, 1.0), ("eval", 3): (1, 0.5, 0.25),
+    }  # fmt: skip
+
+
+def test_the_last_step_and_the_groups_that_wait_are_those_of_the_policy(engine: Engine, seed: Seed) -> None:
+    step = {"policy": "starter", "version_in": 0, "groups": 1, "trajectories": 2, "config": {}, "attempt": 1}
+    for number in (1, 2):
+        seed.insert(schema.steps, project="default", id=f"starter#{number}", number=number, state="claimed",
+                    created_at=NOW, **step)  # fmt: skip
+    seed.group("g", state="closed")
+    with engine.connect() as connection:
+        (row,) = store.policies(connection, "default", NOW)
+    assert (row["last_step"]["step"], row["groups"]) == (2, {"open": 0, "closed": 1, "scored": 0, "claimed": 0})
