@@ -164,7 +164,7 @@ class Store:
             .where(t.project == project, t.policy == policy, t.split == "train")
             .group_by(t.why_not_trained)
         )
-        return {reason or TRAINED: count for reason, count in counted}
+        return {row[0] or TRAINED: row[1] for row in counted}
 
     def completions_by_status(self, project: str) -> dict[str, int]:
         """Return how many completions ended complete, aborted, or in error."""
