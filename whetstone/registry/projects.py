@@ -159,12 +159,17 @@ class Store:
 
     def training_fates(self, project: str, policy: str) -> dict[str, int]:
         """Return how many trajectories in split `train` were trained on (TRAINED), and how many were not, by reason."""
-        counted = self._read(
-            select(t.why_not_trained, func.count())
-            .where(t.project == project, t.policy == policy, t.split == "train")
-            .group_by(t.why_not_trained)
+        counted: dict[str | None, int] = dict(
+            map(
+                tuple,
+                self._read(
+                    select(t.why_not_trained, func.count())
+                    .where(t.project == project, t.policy == policy, t.split == "train")
+                    .group_by(t.why_not_trained)
+                ),
+            )
         )
-        return {row[0] or TRAINED: row[1] for row in counted}
+        return {reason or TRAINED: count for reason, count in counted.items()}
 
     def completions_by_status(self, project: str) -> dict[str, int]:
         """Return how many completions ended complete, aborted, or in error."""
