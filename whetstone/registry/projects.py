@@ -159,17 +159,13 @@ class Store:
 
     def training_fates(self, project: str, policy: str) -> dict[str, int]:
         """Return how many trajectories in split `train` were trained on (TRAINED), and how many were not, by reason."""
-        counted: dict[str | None, int] = dict(
-            map(
-                tuple,
-                self._read(
-                    select(t.why_not_trained, func.count())
-                    .where(t.project == project, t.policy == policy, t.split == "train")
-                    .group_by(t.why_not_trained)
-                ),
-            )
+        rows = self._read(
+            select(t.why_not_trained, func.count())
+            .where(t.project == project, t.policy == policy, t.split == "train")
+            .group_by(t.why_not_trained)
         )
-        return {reason or TRAINED: count for reason, count in counted.items()}
+        counts: dict[str | None, int] = dict(map(tuple, rows))
+        return {reason or TRAINED: count for reason, count in counts.items()}
 
     def completions_by_status(self, project: str) -> dict[str, int]:
         """Return how many completions ended complete, aborted, or in error."""
