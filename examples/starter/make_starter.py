@@ -70,8 +70,8 @@ def make_tokenizer(
     backend.train_from_iterator((piece for text in texts for piece in pieces.split(text)), trainer)
     tokenizer = wrap(backend)
     tokenizer.add_tokens(list(MARKUP))
-    missing = [word for word in words if len(tokenizer.encode(word, add_special_tokens=False)) > 1]
-    tokenizer.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in missing])
+    # Of a word behind a space the beginning is no boundary of a word: what stands before the space is one.
+    tokenizer.add_tokens([AddedToken(word, single_word=word[0] != " ", normalized=False) for word in words])
     return tokenizer
 
 
