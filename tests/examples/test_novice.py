@@ -36,6 +36,8 @@ def test_every_word_of_the_examples_is_one_token_with_and_without_a_space() -> N
     for word in make_novice.words_of(make_novice.FORMATS):
         ids = tokenizer.encode(word, add_special_tokens=False)
         assert len(ids) == 1 and tokenizer.decode(ids) == word
+        inside = f"of{word} {word.strip()} ," if word[0] == " " else f"\n{word} ,"
+        assert ids[0] in tokenizer.encode(inside, add_special_tokens=False)
 
 
 @pytest.mark.slow
