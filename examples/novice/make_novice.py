@@ -49,7 +49,7 @@ def words_of(names: tuple[str, ...]) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the novice: tokenizer, pre-training, figures.")
     parser.add_argument("--out", type=Path, default=MODEL, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=1000, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=1200, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of every conversation")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS, help="only these, to try something")
     args = parser.parse_args()
