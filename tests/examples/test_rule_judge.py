@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -376,11 +377,12 @@ def test_the_served_judge_errs_and_varies_on_request() -> None:
 @pytest.mark.slow
 def test_the_judge_is_started_from_a_shell_and_stopped_by_ctrl_c() -> None:
     command = [sys.executable, "-m", "benchmarks.fakes.judge", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=MAIL.parents[1])
-    assert process.stdout is not None
-    with process.stdout:
+    # A test run in the background ignores SIGINT, and what it starts would, too.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=MAIL.parents[1], preexec_fn=heeds) as process:
+        assert process.stdout is not None
         url = process.stdout.readline().strip()
         with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", EMPTY), timeout=10) as response:
             assert json.load(response)["choices"][0]["message"]["content"] == '{"scores": []}'
         process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 0
+        assert process.wait(10) == 0
