@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from functools import partial
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -379,7 +379,13 @@ def test_the_judge_is_started_from_a_shell_and_stopped_by_ctrl_c() -> None:
     command = [sys.executable, "-m", "benchmarks.fakes.judge", "--port", "0"]
     # A test run in the background ignores SIGINT, and what it starts would, too.
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=MAIL.parents[1], preexec_fn=heeds) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=MAIL.parents[1],
+        preexec_fn=heeds,  # noqa: PLW1509  it takes no lock that another thread could hold
+    ) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", EMPTY), timeout=10) as response:
