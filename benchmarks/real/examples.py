@@ -52,7 +52,6 @@ EXAMPLE_TASKS = {
             ("--pause-s", "2"),
             fields="score",
             options=SUMS,
-            full=("--dataset", "leg_counting"),
             python=WITH_MORE,
         ),
         replace(MAIL, name="langgraph", app=EXAMPLES / "langgraph" / "app.py", python=WITH_MORE),

@@ -15,7 +15,7 @@ There are already: {known}"""
 
 
 def input_of(split: str, file: Path | None, rng: random.Random) -> str:
-    """Return an input: a line of the file, of which every fifth is held out, or else three colors and a thing."""
+    """Return an input: a line of the file (every fifth line is held out), or else three colors and a thing."""
     if file:
         lines = file.read_text().splitlines()
         return rng.choice(lines[4::5] if split == "eval" else [line for k, line in enumerate(lines) if k % 5 < 4])

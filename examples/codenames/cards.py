@@ -95,7 +95,7 @@ FORMS = {
 
 
 def small_key(split: str, rng: random.Random) -> Key:
-    """Return a board of three pairs, of which the first is ours. No six words are on boards of both splits."""
+    """Return a board of three pairs; the first is ours. No six words are on boards of both splits."""
     pairs = [list(combinations(words, 2)) for words in GROUPS.values()]
     sets = [
         [pair[i] for pair, i in zip(pairs, chosen, strict=True)]

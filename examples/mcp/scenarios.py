@@ -2,8 +2,8 @@
 
 Walks over the tools and the schemas of their arguments. A question can be made from a tool if the first line of its
 description has the names of all its arguments, and it returns an object with something else in it. An argument is one
-of the examples in the schema, every second of which is held out, or, in deeper questions, what another tool returns
-under that name. The right answer is what the tools themselves return.
+of the examples in the schema (every second one is held out), or, in deeper questions, what another tool returns under
+that name. The right answer is what the tools themselves return.
 """
 
 import json

@@ -16,7 +16,7 @@ WORDS: tuple[str, ...] = (*COLORS, *THINGS[0], *THINGS[1])
 
 
 def conversation(rng: random.Random) -> Conversation:
-    """Return four words, of which the answer is any."""
+    """Return four words; the answer is any of them."""
     colors = rng.choice((0, 1, 2, 4))
     words = rng.sample(COLORS, colors) + rng.sample(WORDS[len(COLORS) :], 4 - colors)
     rng.shuffle(words)

@@ -24,7 +24,7 @@ SUFFICIENT: dict[Need, frozenset[str]] = {
     **{scope: frozenset({scope, "admin"}) for scope in SCOPES},
     "inference or feedback": frozenset(SCOPES),
 }
-"""Scopes of which one suffices for a need: admin implies all others."""
+"""For each need the scopes that suffice, any of them: admin implies all others."""
 ID_LENGTH = 12
 SECRET_LENGTH = 43
 """Characters, out of 62, that encode 32 random bytes."""

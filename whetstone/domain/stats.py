@@ -13,6 +13,12 @@ CLUSTERS = 30
 """Number of prompts from which each of them counts as one observation: an estimate from few clusters is too small."""
 
 
+FEWEST_REWARDS = 30
+"""Number of rewards from which their mean is shown as a figure; with fewer it is in no headline and no gain."""
+ROUNDING = 1e-12
+"""Relative rounding error of a variance that is computed from sums."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """A mean and the ends of its 95 % interval."""
@@ -29,6 +35,19 @@ class Sample:
     n: int
     mean: float
     variance: float
+
+
+def sample_of(n: int, total: float, squares: float) -> Sample:
+    """Return the sample of `n` values from their sum and the sum of their squares. One value has no variance.
+
+    Raises:
+        ValueError: `n` is 0.
+    """
+    if not n:
+        raise ValueError("a sample of nothing")
+    mean = total / n
+    variance = max(0.0, squares - n * mean * mean) / (n - 1) if n > 1 else 0.0
+    return Sample(n, mean, 0.0 if variance <= ROUNDING * mean * mean else variance)
 
 
 def share(won: Sequence[int]) -> Interval:

@@ -62,6 +62,19 @@ def addresses(data: Path) -> Addresses | None:
         raise ProxyUnreachable(_unreadable(data, error)) from error
 
 
+def proxy_url(data: Path) -> str:
+    """Return the address of the proxy of the stack that runs on the data folder.
+
+    Raises:
+        StackNotRunning: no stack runs there.
+        ProxyUnreachable: up.json is damaged.
+    """
+    up = addresses(data)
+    if up is None:
+        raise StackNotRunning(f"no stack runs on {data}: start it with `whetstone up`, or name its folder with --data")
+    return up.proxy
+
+
 def of_running(settings: Settings) -> Settings:
     """Return the settings with the addresses of the stack that runs on the data folder; unchanged if none runs.
 
@@ -111,10 +124,7 @@ def ask(data: Path, policy: str, action: str, fields: dict[str, Any], *, look: s
             cannot be read.
         RefusedByProxy: the proxy refuses, or it is unknown whether it did the work.
     """
-    up = addresses(data)
-    if up is None:
-        raise StackNotRunning(f"no stack runs on {data}: start it with `whetstone up`, or name its folder with --data")
-    url = up.proxy
+    url = proxy_url(data)
     path = f"/admin/policies/{quote(policy, safe='')}/{action}"
     body = {name: value for name, value in fields.items() if value is not None}
     try:
@@ -137,15 +147,25 @@ def ask(data: Path, policy: str, action: str, fields: dict[str, Any], *, look: s
         ) from error
     if answer.is_success:
         return answer.content
-    try:
-        why = msgspec.json.decode(answer.content, type=_ErrorBody).error.message
-    except msgspec.DecodeError:
-        why = f"what answers at {url} is no proxy of ours (status {answer.status_code})"
+    why = error_message(answer, url)
     if answer.status_code in (401, 403):
         raise ProxyUnreachable(
             f"{why}. The command line asks with the key in {API_KEY_VARIABLE}, which needs the scope admin"
         )
     raise RefusedByProxy(why)
+
+
+def error_message(answer: httpx.Response, url: str) -> str:
+    """Return the message of an error that the proxy at `url` answered; what else answers is no proxy of ours."""
+    try:
+        return msgspec.json.decode(answer.content, type=_ErrorBody).error.message
+    except msgspec.DecodeError:
+        return not_ours(answer, url)
+
+
+def not_ours(answer: httpx.Response, url: str) -> str:
+    """Return what to say of an answer that no proxy gives."""
+    return f"what answers at {url} is no proxy of ours (status {answer.status_code})"
 
 
 def key() -> dict[bytes, bytes]:

@@ -8,16 +8,9 @@ import httpx
 import msgspec
 
 from whetstone.config.settings import API_KEY_VARIABLE
-from whetstone.stack.admin_client import ProxyUnreachable, RefusedByProxy, StackNotRunning, addresses, key
+from whetstone.stack.admin_client import ProxyUnreachable, RefusedByProxy, error_message, key, not_ours, proxy_url
 
 TIMEOUT_S = 600.0
-
-
-class _ErrorBody(msgspec.Struct):
-    class Error(msgspec.Struct):
-        message: str
-
-    error: Error
 
 
 class ChatClient:
@@ -30,12 +23,7 @@ class ChatClient:
             StackNotRunning: no stack runs there.
             ProxyUnreachable: up.json is damaged.
         """
-        up = addresses(data)
-        if up is None:
-            raise StackNotRunning(
-                f"no stack runs on {data}: start it with `whetstone up`, or name its folder with --data"
-            )
-        self._url = up.proxy
+        self._url = proxy_url(data)
 
     def complete(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """Return the answer to a chat completion, which is not streamed.
@@ -51,14 +39,12 @@ class ChatClient:
             )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise ProxyUnreachable(f"the proxy at {self._url} does not answer: {error!r}") from error
-        try:
-            if answer.is_success:
+        if answer.is_success:
+            try:
                 return msgspec.json.decode(answer.content, type=dict[str, Any])
-            why = msgspec.json.decode(answer.content, type=_ErrorBody).error.message
-        except msgspec.DecodeError as error:
-            raise RefusedByProxy(
-                f"what answers at {self._url} is no proxy of ours (status {answer.status_code})"
-            ) from error
+            except msgspec.DecodeError as error:
+                raise RefusedByProxy(not_ours(answer, self._url)) from error
+        why = error_message(answer, self._url)
         if answer.status_code in (401, 403):
             raise ProxyUnreachable(f"{why}. The command line sends the key in {API_KEY_VARIABLE}; it needs inference")
         raise RefusedByProxy(why)

@@ -40,13 +40,13 @@ class Fitting:
         """Return the cells by column, their least and their greatest widths, and the room that columns have."""
         table = self.table
         cells = [[_cell(console, one) for one in (column.header, *column.cells)] for column in table.columns]
-        sizes = [[Measurement.get(console, options.update(max_width=ANY_WIDTH), one) for one in of] for of in cells]
+        sizes = [[measured(console, options, one) for one in of] for of in cells]
         most = [max(size.maximum for size in of) for of in sizes]
         least = [
             max(sizes_of[0].minimum, *(min(size.minimum, column.min_width or LONGEST_WHOLE) for size in sizes_of))
             for column, sizes_of in zip(table.columns, sizes, strict=True)
         ]
-        whole = Measurement.get(console, options.update(max_width=ANY_WIDTH), self._plain()).maximum
+        whole = measured(console, options, self._plain()).maximum
         return cells, least, most, options.max_width - (whole - sum(most))
 
     def _plain(self) -> Table:
@@ -80,6 +80,11 @@ class Fitting:
 
 def _cell(console: Console, cell: RenderableType) -> RenderableType:
     return console.render_str(cell) if isinstance(cell, str) else cell
+
+
+def measured(console: Console, options: ConsoleOptions, one: RenderableType) -> Measurement:
+    """Return its least and its greatest width where nothing bounds it."""
+    return Measurement.get(console, options.update(max_width=ANY_WIDTH), one)
 
 
 def shared(least: list[int], most: list[int], room: int) -> list[int]:

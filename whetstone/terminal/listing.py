@@ -6,17 +6,13 @@ from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from whetstone.terminal.fitting import ANY_WIDTH, Fitting, shared
+from whetstone.terminal.fitting import ANY_WIDTH, Fitting, measured, shared
 
 SHORTEST_ID = 13
 """Characters that at least remain of an id."""
-
-Fitted = RenderableType | None
-"""What is shown; None if it does not fit."""
 
 
 class Listing:
@@ -60,18 +56,18 @@ class Listing:
         table = _select(self.table, names)
         most, least = [], []
         for column in table.columns:
-            header, cells = _width(console, options, column.header), [_text(console, one) for one in column.cells]
+            header, cells = measured(console, options, column.header), [_text(console, one) for one in column.cells]
             widest = max((cell_len(line) for cell in cells for line in cell.plain.split("\n")), default=0)
             most.append(max(header.maximum, widest))
             shortest = min(widest, SHORTEST_ID) if column.header in self._ids else widest
             least.append(max(header.minimum, shortest))
-        whole = _width(console, options, _select(table, names)).maximum
+        whole = measured(console, options, _select(table, names)).maximum
         room = options.max_width - (whole - sum(most))
         if sum(least) > room:
             return None
         return self._shortened(console, table, shared(least, most, room))
 
-    def _wrapped(self, console: Console, options: ConsoleOptions, names: Sequence[str]) -> Fitted:
+    def _wrapped(self, console: Console, options: ConsoleOptions, names: Sequence[str]) -> RenderableType | None:
         """Return these columns, wrapped between words; None if even that does not fit."""
         table = _select(self.table, names)
         widths = [SHORTEST_ID if column.header in self._ids else ANY_WIDTH for column in table.columns]
@@ -92,10 +88,11 @@ def shorten(text: str, width: int) -> str:
     """Return a text of at most `width` cells; a longer one has an ellipsis in its middle. Ids differ at their ends."""
     if cell_len(text) <= width:
         return text
-    head, tail = (width - 1) // 2, width - 1 - (width - 1) // 2
-    while cell_len(text[:head]) > (width - 1) // 2:
+    head = before = (width - 1) // 2
+    tail = after = width - 1 - before
+    while cell_len(text[:head]) > before:
         head -= 1
-    while cell_len(text[len(text) - tail :]) > width - 1 - (width - 1) // 2:
+    while cell_len(text[len(text) - tail :]) > after:
         tail -= 1
     return f"{text[:head]}…{text[len(text) - tail :]}"
 
@@ -128,10 +125,6 @@ def _select(table: Table, names: Sequence[str]) -> Table:
     for row in zip(*(column.cells for column in table.columns), strict=True):
         copy.add_row(*(row[place] for place in places))
     return copy
-
-
-def _width(console: Console, options: ConsoleOptions, one: RenderableType) -> Measurement:
-    return Measurement.get(console, options.update(max_width=ANY_WIDTH), one)
 
 
 def _text(console: Console, cell: RenderableType) -> Text:

@@ -10,6 +10,7 @@ from proxy.dashboard.interfaces import ActionResult, FormRequest, PageRequest
 from proxy.dashboard.queries import policies as store_policies
 from proxy.dashboard.views import chart_data, version_rewards
 from proxy.errors import BadRequest, NotFound, StepRefused
+from whetstone.domain.stats import FEWEST_REWARDS
 from whetstone.registry import version_store
 
 DRAWN = 400
@@ -67,7 +68,7 @@ def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
         "points": [point for point in reversed(points) if point.training or point.held_out],
         "means": means,
         "gain": _gain(request, name, rewards, version_rewards.comparison(versions, means, live)),
-        "fewest": version_rewards.FEWEST,
+        "fewest": FEWEST_REWARDS,
         "candidate": candidate,
         "last_step": next(iter(store_policies.steps(connection, project, name, None, 1)), None),
         "recent": recent,

@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 from proxy.dashboard.queries.policies import PolicyRewards, VersionRewards, VersionState
-from whetstone.domain.stats import Interval, Sample, paired, share_of, t_95, welch
+from whetstone.domain.stats import FEWEST_REWARDS, Interval, Sample, paired, sample_of, share_of, t_95, welch
 
-FEWEST = 30
-"""Number of rewards from which a mean is shown as a figure. With fewer its point is hollow, and no headline uses it."""
 MOST_PAIRED = 8_000
 """Most held-out rewards of two versions that are paired; reading more would take too long."""
 LEAST_ALIKE = 30
 """Number of equal rewards from which their interval may have zero width."""
-ROUNDING = 1e-12
-"""Relative rounding error of a variance that is computed from sums."""
 SUM_ROUNDING = 1e-9
 """The same of a sum in the roll-ups, to which changes were added and from which they were subtracted."""
 
@@ -32,7 +28,7 @@ class MeanReward:
     @property
     def is_few(self) -> bool:
         """Return whether there are too few rewards for a headline."""
-        return self.rewarded < FEWEST
+        return self.rewarded < FEWEST_REWARDS
 
 
 @dataclass(frozen=True)
@@ -125,8 +121,8 @@ def gain(
 ) -> Gain:
     """Return the gain over version 0. `before`, `after`: held-out rewards of version 0 and of the version, by prompt.
 
-    Attempts at the same prompt are paired, in their order, if at least FEWEST have a partner, and half of the attempts
-    of the version that has fewer. Otherwise all rewards are compared by Welch's interval.
+    Attempts at the same prompt are paired, in their order, if at least FEWEST_REWARDS have a partner, and half of the
+    attempts of the version that has fewer. Otherwise all rewards are compared by Welch's interval.
     """
     by_version = {one.version: one for one in (rewards.held_out if compared.is_held_out else rewards.training)}
     differences = [
@@ -135,7 +131,7 @@ def gain(
     ]
     pairs = sum(map(len, differences))
     fewer = min(by_version[0].rewarded, by_version[compared.version].rewarded)
-    if pairs >= FEWEST and 2 * pairs >= fewer:
+    if pairs >= FEWEST_REWARDS and 2 * pairs >= fewer:
         return Gain(compared.version, compared.is_held_out, paired(differences), pairs)
     difference = welch(_sample(by_version[0]), _sample(by_version[compared.version]))
     return Gain(compared.version, compared.is_held_out, difference, None)
@@ -161,10 +157,7 @@ def _mean(rewards: VersionRewards, scale: _Scale) -> MeanReward:
 
 
 def _sample(rewards: VersionRewards) -> Sample:
-    n = rewards.rewarded
-    mean = rewards.reward_sum / n
-    variance = max(0.0, rewards.reward_squares - n * mean * mean) / (n - 1) if n > 1 else 0.0
-    return Sample(n, mean, 0.0 if variance <= ROUNDING * mean * mean else variance)
+    return sample_of(rewards.rewarded, rewards.reward_sum, rewards.reward_squares)
 
 
 def _scale(rewards: Sequence[VersionRewards]) -> _Scale:

@@ -14,7 +14,7 @@ from whetstone.cli.tables.trajectory_tables import plain, text_with_calls
 from whetstone.transfer.exporting.rows import CHAT, Completion, build_conversation
 
 NOT_SENT = frozenset({"stream", "stream_options", "n", "metadata", "store", "user"})
-"""Fields of a recorded request that are not sent again: of the transport, and what the app said about the call."""
+"""Fields of a recorded request that are not sent again: of the transport, and what the app adds about the call."""
 Row = Mapping[str, Any]
 
 

@@ -49,11 +49,11 @@ class World:
         self.table, self.now_s = Table(), EARLIER_S
         self.keys = Keys(self.table, "home", on_loopback=True, now_s=lambda: self.now_s)
         self.in_flight = ConcurrencyLimit(ProxySettings().model_copy(update=limits))
-        nobody: Any = None
+        unused: Any = None
         quotas = RateLimiter(lambda: 0, lambda: self.now_s)
         tokens = FeedbackTokens([b"s" * 32], 3600, lambda: self.now_s)
         self.door = AdmissionMiddleware(
-            self.keys, tokens, quotas, self.in_flight, "home", ("https://ours",), self._route, nobody
+            self.keys, tokens, quotas, self.in_flight, "home", ("https://ours",), self._route, unused
         )
         self.asked: list[tuple[str, Principal | None]] = []
 

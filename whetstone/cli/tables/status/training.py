@@ -10,13 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from whetstone.config.trainer import TrainerSettings
-from whetstone.domain.stats import Sample, welch
+from whetstone.domain.stats import FEWEST_REWARDS, sample_of, welch
 from whetstone.domain.why_not_trained import WhyNotTrained as Why
 
 DAYS = 7
 """Days of attempts that are counted."""
-FEWEST = 30
-"""Number of rewards of either version from which a gain is shown, as in the dashboard."""
 LATE_S = 60
 """Seconds after which a due step should have begun: the training worker looks every few seconds."""
 
@@ -95,13 +93,13 @@ def why_not(
 def gain(rewards: Rewards, before: int, after: int) -> dict[str, Any] | None:
     """Return by how much the mean reward of version `after` exceeds that of `before`, with its 95 % interval.
 
-    Held-out attempts are compared if both versions have FEWEST rewards of them, else those in training; None if
+    Held-out attempts are compared if both versions have FEWEST_REWARDS rewards of them, else those in training; None if
     neither split has enough.
     """
     for split in ("eval", "train") if after != before else ():
         both = [rewards.get((split, version), (0, 0.0, 0.0)) for version in (before, after)]
-        if min(count for count, _, _ in both) >= FEWEST:
-            difference = welch(*(_sample(*one) for one in both))
+        if min(count for count, _, _ in both) >= FEWEST_REWARDS:
+            difference = welch(*(sample_of(*one) for one in both))
             ends = {"mean": difference.mean, "low": difference.low, "high": difference.high}
             return {"version": after, "over": before, "split": split, "rewarded": [one[0] for one in both], **ends}
     return None
@@ -175,7 +173,3 @@ def _places(worth: float) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _sample(count: int, total: float, squares: float) -> Sample:
-    return Sample(count, total / count, max(0.0, (squares - total**2 / count) / (count - 1)))

@@ -6,7 +6,6 @@ import pytest
 
 from proxy.dashboard.queries.policies import PolicyRewards, VersionRewards, VersionState
 from proxy.dashboard.views.version_rewards import (
-    FEWEST,
     MOST_PAIRED,
     Comparison,
     Gain,
@@ -17,7 +16,7 @@ from proxy.dashboard.views.version_rewards import (
     mean_rewards,
     points,
 )
-from whetstone.domain.stats import Sample, paired, share_of, welch
+from whetstone.domain.stats import FEWEST_REWARDS, Sample, paired, share_of, welch
 
 LIVE = Comparison(2, is_held_out=True)
 
@@ -31,7 +30,7 @@ def of(version: int, *rewards: float) -> MeanReward:
     return mean_rewards(PolicyRewards([sums(version, rewards)])).training[version]
 
 
-def some(version: int, count: int = FEWEST, won: int = 10) -> VersionRewards:
+def some(version: int, count: int = FEWEST_REWARDS, won: int = 10) -> VersionRewards:
     return sums(version, [1.0] * won + [0.0] * (count - won))
 
 
@@ -64,7 +63,7 @@ def test_an_interval_stays_within_rewards_from_0_to_1() -> None:
     assert (of(1, -1.0, 0.0, 1.0).low or 0) < -1.0
 
 
-@pytest.mark.parametrize(("count", "is_few"), [(FEWEST - 1, True), (FEWEST, False)])
+@pytest.mark.parametrize(("count", "is_few"), [(FEWEST_REWARDS - 1, True), (FEWEST_REWARDS, False)])
 def test_fewer_than_thirty_are_few(count: int, is_few: bool) -> None:
     assert of(1, *[0.5] * count).is_few == is_few
 
@@ -104,7 +103,9 @@ def test_attempts_at_the_same_prompt_are_paired() -> None:
 
 
 @pytest.mark.parametrize(
-    ("same", "others"), [(FEWEST - 1, 0), (FEWEST, 2 * FEWEST + 1)], ids=["too few pairs", "of too small a part"]
+    ("same", "others"),
+    [(FEWEST_REWARDS - 1, 0), (FEWEST_REWARDS, 2 * FEWEST_REWARDS + 1)],
+    ids=["too few pairs", "of too small a part"],
 )
 def test_prompts_that_rarely_repeat_are_not_paired(same: int, others: int) -> None:
     before = {"a": [0.0] * same, "b": [0.0, 1.0] + [0.0] * others}
