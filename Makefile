@@ -214,11 +214,15 @@ site: $(INSTALLED)  ## The documentation as a site, in site/; SITE=FOLDER
 
 install: $(INSTALLED)  ## Only the environment; PYTHON=..., TORCH_INDEX=URL or FOLDER with PyTorch's CPU build
 
+# OR-Tools takes no protobuf as new as vLLM's, Unsloth no transformers; Unsloth 2026.10.9 is the first for CPUs.
 lock: $(INSTALLED)  ## All locks, CPU, images and GPU hosts: lock what pyproject.toml asks for; LOCK_ARGS=--upgrade: newest versions; FIND_LINKS: a folder with PyTorch's CPU wheel
 	sh requirements/lock.sh $(BIN) $(LOCK) "$(FIND_LINKS)" $(LOCK_ARGS)
-	sh requirements/trl.sh $(BIN) $(LOCK) $(TRL_LOCK) $(LOCK_ARGS)
-	sh requirements/examples.sh $(BIN) $(LOCK) $(EXAMPLES_LOCK) $(LOCK_ARGS)
-	sh requirements/unsloth.sh $(BIN) $(LOCK) $(UNSLOTH_LOCK) $(LOCK_ARGS)
+	PACKAGES=trl WITHOUT=torch sh requirements/beside.sh $(BIN) $(LOCK) $(TRL_LOCK) "TRL needs" $(LOCK_ARGS)
+	PACKAGES="langgraph,langchain-openai,ortools,reasoning-gym" OWN=protobuf \
+		sh requirements/beside.sh $(BIN) $(LOCK) $(EXAMPLES_LOCK) "some examples need" $(LOCK_ARGS)
+	PACKAGES="unsloth>=2026.10.9 ; sys_platform == 'linux'" OWN="transformers huggingface-hub fsspec certifi" \
+		WITHOUT="torch torchvision xformers" \
+		sh requirements/beside.sh $(BIN) $(LOCK) $(UNSLOTH_LOCK) "Unsloth needs on a CPU" $(LOCK_ARGS)
 	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK) $(LOCK_ARGS)
 	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK) $(LOCK_ARGS)
 	$(BIN)/python requirements/parts.py
