@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from proxy.domain.feedback import TOKEN_HEADER
 from proxy.errors import ExpiredToken, WrongToken
 
 PREFIX = "wft_"
 """Tells a token from an API key (`wsk_`), for people and for programs that look for keys in files."""
-HEADER = b"x-feedback-token"
-"""Of an answer, and of the request that uses the token."""
 LONGEST = 1024
 """Most bytes of a token; a longer one is not read."""
 
@@ -91,7 +90,7 @@ def token_in(headers: Mapping[bytes, bytes]) -> bytes | None:
 
     Whatever is in `X-Feedback-Token` counts as one, so that an API key there is refused.
     """
-    token = headers.get(HEADER)
+    token = headers.get(TOKEN_HEADER)
     if token is not None:
         return token.strip()
     scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")

@@ -14,6 +14,7 @@ from proxy.admission.api_keys import Keys, scope_needed
 from proxy.admission.feedback_tokens import FeedbackTokens, token_in
 from proxy.admission.rate_limits import RateLimiter
 from proxy.domain.address import HEALTH, is_dashboard, split_url
+from proxy.domain.feedback import TOKEN_HEADER
 from proxy.errors import Busy, Forbidden, MissingScope, NotFound, ProxyError, UnsupportedEncoding
 from proxy.http.asgi import (
     EXCHANGE,
@@ -49,7 +50,7 @@ EXPOSED = b", ".join(
     (
         *(b"x-trajectory-id", b"x-group-id", b"x-completion-id", b"x-policy-version", b"x-threaded-by", b"retry-after"),
         *(b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests"),
-        *(b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-feedback-token"),
+        *(b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", TOKEN_HEADER),
     )
 )
 

@@ -25,6 +25,8 @@ MAX_REWARDS = 10_000
 """Most trajectories of a group in one feedback."""
 KINDS = ("ruler",)
 
+TOKEN_HEADER = b"x-feedback-token"
+"""Of an answer, and of the request that uses the token."""
 MAX_RATING_COMMENT = 2000
 """Most characters of a comment that comes with a feedback token."""
 

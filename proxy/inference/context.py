@@ -8,6 +8,7 @@ import msgspec
 
 from proxy.domain.address import Address
 from proxy.domain.call import Call, Question, Status, digest_of
+from proxy.domain.feedback import TOKEN_HEADER
 from proxy.domain.policies import ServedVersion
 from proxy.http.asgi import Header, headers_in
 from proxy.recording.redaction import Redactor
@@ -18,7 +19,6 @@ from whetstone.config.privacy import pseudonym
 from whetstone.domain.api_keys import Principal
 from whetstone.domain.ids import new_id
 
-FEEDBACK_TOKEN = b"x-feedback-token"
 MAX_END_USER = 256
 """Most characters of an end user's name; a longer name would fit in no index, so its hash is stored."""
 
@@ -149,19 +149,19 @@ class CallContext(msgspec.Struct):
         if self.dropped:
             lines += "x-whetstone-recorded: false\r\n"
         elif self.sign_feedback is not None:
-            lines += f"x-feedback-token: {self.sign_feedback(self.key_id, self.id)}\r\n"
+            lines += f"{TOKEN_HEADER.decode()}: {self.sign_feedback(self.key_id, self.id)}\r\n"
         return lines.encode()
 
     def stored_headers(self) -> list[Header]:
         """Return `headers` without the feedback token, which is a credential and expires."""
-        return [header for header in self.headers() if header[0] != FEEDBACK_TOKEN]
+        return [header for header in self.headers() if header[0] != TOKEN_HEADER]
 
     def token_headers(self, stored: Sequence[Header]) -> list[Header]:
         """Return the feedback token that belongs to an answer which is sent again, by its stored headers."""
         completion_id = dict(stored).get(b"x-completion-id")
         if self.sign_feedback is None or completion_id is None:
             return []
-        return [(FEEDBACK_TOKEN, self.sign_feedback(self.key_id, completion_id.decode()).encode())]
+        return [(TOKEN_HEADER, self.sign_feedback(self.key_id, completion_id.decode()).encode())]
 
     def elapsed_ms(self) -> float:
         """Return milliseconds since the request arrived."""
