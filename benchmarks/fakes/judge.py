@@ -164,10 +164,11 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of what is added to each score")
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
     args = parser.parse_args()
-    with RuleJudge(rule_in(args.rule), args.noise, seed=args.seed, port=args.port) as judge:
+    judge = RuleJudge(rule_in(args.rule), args.noise, seed=args.seed, port=args.port)
+    # Whoever reads the address may send SIGINT before `print` has returned.
+    with contextlib.suppress(KeyboardInterrupt), judge:
         print(judge.url, flush=True)  # noqa: T201 - the address that whetstone.toml needs
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()
+        signal.pause()
 
 
 if __name__ == "__main__":
