@@ -28,13 +28,16 @@ MAIL = _of_novice("mail", "right answer and source", "right source", steps=80, p
 EXAMPLE_TASKS = {
     task.name: task
     for task in (
-        # Attempts that come to the same board have the same prompt.
+        # Attempts that come to the same board have the same prompt. A game has 7.6 moves: bigger steps take minutes.
         replace(
-            _of_novice("2048", "reached the target", "shaped reward", steps=40, pause_s=1),
-            settings=OF_NOVICE | {"trainer__baseline": "state"},
+            _of_novice("2048", "reached the target", "shaped reward", steps=40, pause_s=3),
+            settings=OF_NOVICE | {"trainer__baseline": "state", "trainer__max_groups_per_step": 16},
         ),
-        _of_novice("temporal_clue", "all letters right", "right letters", steps=80, pause_s=1),
-        _of_novice("codenames", "won", "margin", steps=120, pause_s=1.7),
+        replace(
+            _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=1),
+            settings=OF_NOVICE | {"trainer__groups_per_step": 16},
+        ),
+        _of_novice("codenames", "won", "margin", steps=60, pause_s=1.7),
         _of_novice("mcp", "solved", "reward", steps=24, pause_s=0.3),
         MAIL,
         replace(MAIL, name="mail-ruler", training=MAIL.training + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),

@@ -1,5 +1,8 @@
 """The conversations that teach the novice the form of examples/temporal_clue: rooms named at random, and reading.
 
+Random play names any room that is written in the system message or in a clue, about any suspect. A model that draws a
+letter and looks nowhere does not learn by rewards to look (docs/log/learning.md).
+
 No puzzle of the example is among them: each has a suspect of both splits. Clues are drawn whatever follows from them;
 they may contradict each other.
 """
@@ -34,7 +37,8 @@ def conversation(rng: random.Random) -> Conversation:
         sentences += [sentence(rng.choice(names), names, letters, rng) for _ in range(rng.randrange(3))]
     rng.shuffle(sentences)
     task = clues.Task(clues.Size(suspects, rooms), sentences, tuple(names), (), {})
-    answer = " ".join(f"{name} in {rng.choice(letters)}." for name in names)
+    written = letters + "".join(letter for letter in letters for text in sentences if text.endswith(f" {letter}."))
+    answer = " ".join(f"{name} in {rng.choice(written)}." for name in names)
     return Conversation([*task.messages, {"role": "assistant", "content": answer}])
 
 
