@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,7 @@ FOLDER = Path(__file__).parent / "puzzles"
 NAMED = {"small": "2x2", "full": "4x4x3x3"}
 """Sizes for a tiny model, and for one from 3B on."""
 HELD_OUT = 4
-"""Every fourth stored puzzle is held out."""
+"""Every fourth stored puzzle is held out; in the small form every fourth of those that differ by more than letters."""
 AXES = {
     "in": "srt", "with": "sst", "stayed": "st", "empty": "rt", "lay": "wr",
     "who": "s", "where": "r", "when": "t", "what": "w",
@@ -225,14 +226,18 @@ def sentence(clue: Clue, names: dict[str, tuple[str, ...]], is_murder: bool) -> 
 
 
 def name_puzzle(puzzle: Puzzle, size: Size, split: Split, rng: random.Random) -> Task:
-    """Give a puzzle names. A murder's rooms and weapons have names too, and letters in the order of the alphabet."""
+    """Give a puzzle names. A murder's rooms and weapons have names too, and letters in the order of the alphabet.
+
+    Else a room's letter is drawn: no letter is right more often than another.
+    """
     clues, answer = puzzle
-    names = {"s": tuple(rng.sample(NAMES[split], size.suspects)), "r": tuple(LETTERS[: size.rooms]), "t": TIMES}
+    rooms = ROOMS if size.is_murder else LETTERS[: size.rooms]
+    names = {"s": tuple(rng.sample(NAMES[split], size.suspects)), "r": tuple(rng.sample(rooms, size.rooms)), "t": TIMES}
     if size.is_murder:
-        names |= {"r": tuple(rng.sample(ROOMS, size.rooms)), "w": tuple(rng.sample(WEAPONS, size.weapons))}
+        names |= {"w": tuple(rng.sample(WEAPONS, size.weapons))}
     sentences = [sentence(clue, names, size.is_murder) for clue in clues]
     if not size.is_murder:
-        return Task(size, sentences, names["s"], tuple(LETTERS[room] for room in answer), {})
+        return Task(size, sentences, names["s"], tuple(names["r"][room] for room in answer), {})
     by_question = {"Who": "s", "Where": "r", "When": "t", "What": "w"}
     questions = tuple(by_question)[: len(answer)]
     right = [names[by_question[question]][index] for question, index in zip(questions, answer, strict=True)]
@@ -250,6 +255,29 @@ def stored(size: Size) -> list[Puzzle]:
     return [([tuple(clue) for clue in clues], tuple(answer)) for clues, answer in rows]
 
 
+@cache
+def of_split(size: Size, split: Split) -> list[Puzzle]:
+    """Return the stored puzzles of a split. Those that differ only in what the rooms are called are in the same one."""
+    puzzles = stored(size)
+    if size.is_murder:
+        return [puzzle for number, puzzle in enumerate(puzzles) if (number % HELD_OUT == 0) == (split == "eval")]
+    kinds = [without_letters(clues, size.rooms) for clues, _ in puzzles]
+    held_out = set(sorted(dict.fromkeys(kinds), key=lambda kind: weight([*kind]))[::HELD_OUT])
+    return [puzzle for puzzle, kind in zip(puzzles, kinds, strict=True) if (kind in held_out) == (split == "eval")]
+
+
+def without_letters(clues: list[Clue], rooms: int) -> tuple[Clue, ...]:
+    """Return clues that are the same for all puzzles that differ only in what the rooms are called."""
+
+    def renamed(clue: Clue, order: tuple[int, ...]) -> Clue:
+        kind, yes, *indexes = clue
+        axes = AXES[str(kind)]
+        named = [order[int(k)] if axis == "r" else k for axis, k in zip(axes, indexes, strict=True)]
+        return (kind, yes, *named)
+
+    return min(tuple(sorted(renamed(clue, order) for clue in clues)) for order in permutations(range(rooms)))
+
+
 def weight(clues: list[Clue]) -> int:
     """Return how often a small puzzle comes: the more affirmed clues, which are easier to read, the more often."""
     return 1 + 2 * sum(int(clue[1]) for clue in clues)
@@ -257,9 +285,8 @@ def weight(clues: list[Clue]) -> int:
 
 def task(size: Size, split: Split, rng: random.Random) -> Task:
     """Return a puzzle. Held-out puzzles have other clues and other names than those in training."""
-    if puzzles := stored(size):
-        of_split = [puzzle for number, puzzle in enumerate(puzzles) if (number % HELD_OUT == 0) == (split == "eval")]
-        puzzle = rng.choices(of_split, [1 if size.is_murder else weight(clues) for clues, _ in of_split])[0]
+    if puzzles := of_split(size, split):
+        puzzle = rng.choices(puzzles, [1 if size.is_murder else weight(clues) for clues, _ in puzzles])[0]
     else:
         from make_puzzles import make_puzzle  # it needs OR-Tools
 
