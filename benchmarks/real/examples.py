@@ -37,7 +37,7 @@ EXAMPLE_TASKS = {
             _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=1),
             settings=OF_NOVICE | {"trainer__groups_per_step": 16},
         ),
-        _of_novice("codenames", "won", "margin", steps=60, pause_s=1.7),
+        _of_novice("codenames", "won", "margin", steps=40, pause_s=1.7),
         _of_novice("mcp", "solved", "reward", steps=24, pause_s=0.3),
         MAIL,
         replace(MAIL, name="mail-ruler", training=MAIL.training + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
