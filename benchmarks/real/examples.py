@@ -42,7 +42,7 @@ EXAMPLE_TASKS = {
         MAIL,
         replace(MAIL, name="mail-ruler", training=MAIL.training + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
         replace(
-            _of_novice("autorl", "the other word", "", steps=30, pause_s=1),
+            _of_novice("autorl", "the other word", "", steps=14, pause_s=1),
             full=(),
             judge=EXAMPLES.parent / "benchmarks" / "fakes" / "word_judge.py",
             compares=True,
