@@ -27,8 +27,8 @@ def page(entry: Path) -> str:
     lines = [_HEAD]
     heading = ""
     for line in entry.read_text(encoding="utf-8").splitlines():
-        if found := _HEADING.match(line):
-            heading = found[1]
+        if title := _HEADING.match(line):
+            heading = title[1]
         elif row := _PAGE.match(line):
             if heading:
                 lines.append(f"## {heading}\n")
