@@ -51,7 +51,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit sbom secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real example clients steps beside-trl docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real example clients steps beside-trl docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -137,6 +137,7 @@ audit: secrets  ## Whether a locked package has a known weakness (asks a databas
 secrets: $(AUDIT_INSTALLED)  ## Only whether a file holds a key
 	$(AUDIT)/bin/python requirements/scan.py
 
+.PHONY: sbom
 sbom: $(INSTALLED)  ## A bill of materials of each lock that users install, in sbom/: CycloneDX; SBOM=FOLDER
 	$(BIN)/python requirements/sbom.py $(SBOM)
 
