@@ -46,11 +46,11 @@ def unknown(words: list[str]) -> str | None:
     """Return what is wrong with a command line: a command or an option that is not there."""
     command: Any = get_command(app)
     rest = list(words)
-    while hasattr(command, "get_command") and rest and not rest[0].startswith("-"):
-        if (below := command.get_command(Context(command), rest[0])) is None:
+    while hasattr(command, "list_commands") and rest and not rest[0].startswith("-"):
+        context = Context(command)
+        if rest[0] not in command.list_commands(context):
             return f"no command {rest[0]}"
-        command = below
-        rest.pop(0)
+        _, command, rest = command.resolve_command(context, rest)
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     strange = [word for word in rest if word.startswith("-") and word not in {*options, "--help"}]
     return f"{' '.join(words)}: no option {strange[0]}" if strange else None
