@@ -137,6 +137,10 @@ audit: secrets  ## Whether a locked package has a known weakness (asks a databas
 secrets: $(AUDIT_INSTALLED)  ## Only whether a file holds a key
 	$(AUDIT)/bin/python requirements/scan.py
 
+.PHONY: sbom
+sbom: $(INSTALLED)  ## A bill of materials of each lock that users install, in sbom/: CycloneDX; SBOM=FOLDER
+	$(BIN)/python requirements/sbom.py $(SBOM)
+
 fix: $(INSTALLED)  ## Mend what a machine can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

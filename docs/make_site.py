@@ -1,8 +1,10 @@
 """Builds the documentation as a site: `python docs/make_site.py [FOLDER]`. Knows where pages lie; writes none itself.
 
-Pages keep their places in the repository, so that one link serves here and there; README.md is the first page.
+Pages keep their places in the repository, so that one link serves here and there; README.md is the first page. Beside
+each page lies its Markdown, which llms.txt lists.
 """
 
+import posixpath
 import re
 import shutil
 import subprocess
@@ -36,6 +38,15 @@ def lay_out(into: Path) -> None:
     shutil.copyfile(ROOT / "README.md", into / "index.md")
 
 
+def add_text(pages: Path, into: Path) -> None:
+    """Copy each page's Markdown to its place on the site, and llms.txt to the top, where agents look for it."""
+    for page in pages.rglob("*.md"):
+        shutil.copyfile(page, into / page.relative_to(pages))
+    listed = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    at_the_top = _LINK.sub(lambda link: f"]({posixpath.normpath('docs/' + link[1])}", listed)
+    (into / "llms.txt").write_text(at_the_top, encoding="utf-8")
+
+
 def build(into: Path) -> subprocess.CompletedProcess[str]:
     """Write the site; a broken link, or a page that the menu names and nobody wrote, fails it."""
     with tempfile.TemporaryDirectory(prefix="whetstone-site-") as folder:
@@ -46,6 +57,7 @@ def build(into: Path) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
         if not done.returncode:
             shutil.copytree(project / "site", into, dirs_exist_ok=True)
+            add_text(project / "pages", into)
         return done
 
 

@@ -110,11 +110,11 @@ VIEWS = (
         "project policy=id base_model live_version state model_path upstream aliases self_test self_tested_at "
         "created_at",
         created_at="when it was made",
-        self_tested_at="when that was found out",
+        self_tested_at="when the self-test ran",
     ),
     _view(
         "admin_versions",
-        "the versions of every policy: where each came from, how it was tested, what became of it",
+        "the versions of every policy: where each came from, how it was tested, and its state",
         schema.policy_versions,
         "project policy version parent state reason step origin probe_k3 heldout_mean heldout_count tested_by "
         "tested_since canary_share served pinned_at adapter_path created_at promoted_at unserved_at removed_at",
@@ -131,16 +131,18 @@ VIEWS = (
     ),
     _view(
         "admin_completions",
-        "every answer: what was asked, what was said, with the very token ids and logprobs, and what it took",
+        "every answer: the request, the answer with its sampled token ids and logprobs, and its tokens and times",
         schema.completions,
         "project completion_id=id upstream_id trajectory_id turn choice policy policy_version endpoint status error "
         "call_id follows key_id end_user new_messages tools response response_text why_not_trained prompt_token_ids "
         "token_ids inference_logprobs sampling finish_reason prompt_tokens completion_tokens streamed ttft_ms total_ms "
         "retry_of threaded_by redactions day created_at constraints decided_tokens explored",
-        completion_id="its id, which `X-Completion-Id` told the app",
-        response_text="the words of that message",
+        completion_id="its id, as in the header `X-Completion-Id`",
+        policy_version="the version that answered",
+        redactions="pieces of the call that were taken out before writing; NULL where nothing is redacted",
+        response_text="the text of that message",
         streamed="whether the app asked for a stream",
-        constraints="what bent the sampling of its tokens, in vLLM's names; `grammar`: its source. NULL: nothing did",
+        constraints="what constrained the sampling, in vLLM's names; `grammar`: its source. NULL: nothing",
         finish_reason="why it ended: stop | length | tool_calls | …; NULL of one that was broken off",
         key_id="the API key that asked, of `admin_keys`; NULL without keys",
         end_user="whom the app asked for: the body's `user`",
@@ -156,10 +158,11 @@ VIEWS = (
         trajectory_id="its id, given by the app, else made",
         group_id="of `admin_groups`; NULL while it belongs to none",
         trained_in_step="number of the step that trained on it; NULL while none did",
-        reward="what it was worth, the number it is trained on; NULL until scored: 0.0 is a score",
+        reward="the number it is trained on; NULL until scored: 0.0 is a score",
+        continues="the completion that it continues, of a trajectory that had ended or was continued elsewhere",
         why_not_trained="one of docs/why_not_trained.md, as things are now; NULL once trained",
         created_at="when its first request arrived",
-        ended_at="when it was over: by feedback, by an explicit end, or by idleness; NULL while it goes on",
+        ended_at="when it ended: by feedback, by an explicit end, or by idleness; NULL while it is open",
         day=_DAY,
     ),
     _view(
@@ -168,7 +171,7 @@ VIEWS = (
         schema.completions,
         "project trajectory_id turn completion_id=id messages prompt_token_ids",
         messages=(Kind.JSON, "the whole conversation up to this completion's answer, which is not among them"),
-        prompt_token_ids="the whole prompt's token ids, joined up likewise",
+        prompt_token_ids="the token ids of the whole prompt, joined up from every turn",
     ),
     _view(
         "admin_groups",
@@ -182,15 +185,15 @@ VIEWS = (
     ),
     _view(
         "admin_feedback",
-        "what apps, people and judges said, and what became of it",
+        "feedback of apps, people and judges, and its state",
         schema.feedback,
         "project feedback_id=id target_kind target_id choice trajectory_id completion_id reward rewards parts "
         "demonstration judge source final comment metadata key_id state reason step day created_at applied_at "
         "withdrawn_at",
-        feedback_id="its id, which the answer to the post told",
+        feedback_id="its id, as in the answer to the post",
         reward="for a trajectory or completion; of `parts` their weighted sum",
-        rewards="{trajectory_id: number}, for a group: what the app said, or judges scored",
-        comment="words that came with it",
+        rewards="{trajectory_id: number}, for a group: from the app, or the scores of judges",
+        comment="the text that came with it",
         metadata="the JSON object that came with it",
         key_id="the API key that posted it; NULL without keys",
         created_at="when it came",
@@ -212,17 +215,17 @@ VIEWS = (
         tokens=(Kind.REAL, "its share of the tokens that the judge read and wrote"),
         cost_usd="its share of what the judgement cost; NULL where the price is unknown",
         judge="its name in the settings",
-        rubric_hash="what the judge went by, of `admin_rubrics`",
+        rubric_hash="the judge's rubric, of `admin_rubrics`",
         created_at="when it was asked for",
         accepted_at="when the answer was accepted",
         day=_DAY,
     ),
     _view(
         "admin_rubrics",
-        "what judges were told to go by",
+        "the rubrics that judges scored by",
         schema.rubrics,
         "project rubric_hash=id text parts",
-        rubric_hash="hash of what follows",
+        rubric_hash="hash of the text and the parts",
     ),
     _view(
         "admin_judge_days",
@@ -247,7 +250,7 @@ VIEWS = (
         schema.trajectory_hours,
         "project policy version hour day split state why_not_trained trajectories ended grouped rewarded off_scale "
         "reward_sum reward_squares",
-        version="the version that spoke first; NULL where none did",
+        version="the version that answered first; NULL where none did",
         day=_HOUR_DAY,
         why_not_trained="as in `admin_trajectories`, without the name behind a reason",
     ),
@@ -258,6 +261,8 @@ VIEWS = (
         "project hour day policy version key_id status completions prompt_tokens sampled_tokens ttft_count ttft_ms "
         "total_count total_ms",
         day=_HOUR_DAY,
+        policy="the policy that answered",
+        version="the version that answered",
         key_id="the API key that asked; NULL without keys",
     ),
     _view(
@@ -269,13 +274,13 @@ VIEWS = (
     ),
     _view(
         "admin_reviews",
-        "what was drawn for people to look at and nobody has told of yet",
+        "attempts selected for people to review, without feedback so far",
         schema.trajectories,
         "project trajectory_id=id group_id policy task reward reward_source review_at",
         trajectory_id="of `admin_trajectories`",
         group_id="of `admin_groups`; NULL while it belongs to none",
         reward="as it stands",
-        review_at="when it was drawn",
+        review_at="when it was selected",
     ),
     _view(
         "admin_steps",
@@ -293,6 +298,7 @@ VIEWS = (
         completions="how many it trained on; rows before merging",
         rows="how many it trained on; what completions share is merged",
         loss="the loss function's value",
+        fresh_share="share of its sampled tokens that version_in answered with",
         created_at="when it claimed what it trains on",
         ended_at="when it was over; NULL until then",
         day=_DAY,
@@ -305,6 +311,7 @@ VIEWS = (
         step=(Kind.INTEGER, "number of the step"),
         reward="as it was when the step claimed it",
         advantage="what it was trained on, as a mean over its sampled tokens; NULL until trained",
+        staleness="updates from the oldest version that answered in it to version_in",
     ),
     _view(
         "admin_examples",
@@ -312,6 +319,7 @@ VIEWS = (
         schema.examples,
         "project policy source source_id trajectory_id completion_id prompt_token_ids token_ids left_out step "
         "created_at",
+        token_ids="the answer's token ids",
         created_at="when it was made",
     ),
     _view(

@@ -7,4 +7,4 @@ From bottom to top: `domain` (values and rules), `config` (settings), `database`
 `errors` has the base class of all errors.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

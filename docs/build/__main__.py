@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from docs.build import metrics_page, parameters_page
+from docs.build import llms_page, metrics_page, parameters_page
 from migrations import schema
 from migrations.views import VIEWS
 from whetstone.config.privacy import PrivacySettings
@@ -29,7 +29,7 @@ def pages() -> dict[str, str]:
 
     made = {"cli.md": f"{_MADE}\n{page()}", "settings.md": _settings(), "tables.md": _tables(), "views.md": _views()}
     made |= {"metrics.md": metrics_page.page(_MADE), "parameters.md": parameters_page.page(_MADE)}
-    return made | {"why_not_trained.md": _reasons()}
+    return made | {"why_not_trained.md": _reasons(), "llms.txt": llms_page.page(DOCS / "README.md")}
 
 
 def _settings() -> str:

@@ -6,8 +6,8 @@ from whetstone.observability.metric_names import DATABASE, PROCESS, PROXY, VLLM,
 
 _HEAD = """# Metrics
 
-`GET /metrics` of each proxy, in Prometheus' format. It tells of the proxy itself, of what stands in the database
-(judging and training, so that workers need no port), and of the vLLM servers, which only the proxy reaches. Where
+`GET /metrics` of each proxy, in Prometheus' format. It has the figures of the proxy itself, of the database
+(judging and training, so that workers need no port), and of the vLLM servers, which only the proxy reaches. If
 there are API keys, it needs an admin key of the home project:
 
 <!-- not run: it is Prometheus' to read -->
@@ -22,8 +22,8 @@ No app waits for a scrape: calls are counted by the thread that writes them to S
 is not over, steps only since the last scrape. While the database is away its figures are left out. What was not
 measured has no sample: missing is not 0.
 
-**Several proxies.** What a proxy tells of itself adds up (`sum`); what it tells of the database and of the servers,
-every proxy tells alike: take `max` first, or it counts once for each.
+**Several proxies.** Figures of a proxy itself add up (`sum`); figures of the database and of the servers are the
+same at every proxy: take `max` first, or they count once for each.
 `sum(max by (policy, judge) (increase(whetstone_judge_cost_usd_total[1d])))`.
 
 In `containers/` lie a [Grafana dashboard](../containers/grafana/dashboards/whetstone.json) and

@@ -259,6 +259,6 @@ class JudgementTask:
             midnight = datetime.combine(now.astimezone(UTC).date() + timedelta(days=1), datetime.min.time(), UTC)
             took = f"${cost_usd:.2f}" if spent_usd else f"{tokens} tokens"
             raise Waits(
-                f"the budget of {group.policy} for {day} is spent ({took}); judging goes on at midnight UTC",
+                f"the budget of {group.policy} for {day} is spent ({took}); judging resumes at midnight UTC",
                 (midnight - now).total_seconds() + 1,
             )

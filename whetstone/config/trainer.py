@@ -130,7 +130,7 @@ class TrainerSettings(Section):
     max_attempts: int = Field(5, ge=1)
     """A step that was started this often without ending is failed; its trajectories are left out (`step_failed`)."""
     keep_served: int = Field(2, ge=0)
-    """Retired versions that vLLM keeps loaded besides the live one; trajectories that began on them stay on them."""
+    """Retired versions that vLLM keeps loaded beside the live one; trajectories that began on them stay on them."""
     keep_adapters: int = Field(20, ge=1)
     """Newest adapters of a policy that stay on the disk regardless of age, if `max_adapter_bytes` has room."""
     keep_adapters_s: float = Field(7 * 24 * 3600, ge=0)
@@ -140,7 +140,7 @@ class TrainerSettings(Section):
     """Most bytes of a policy's adapters on the disk, the next one included: the oldest are deleted first, whatever
     their age."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where a step's metrics are sent besides SQL; each needs its package installed."""
+    """Where a step's metrics are sent in addition to SQL; each needs its package installed."""
 
     @field_validator("schedule")
     @classmethod

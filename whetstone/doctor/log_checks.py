@@ -55,7 +55,7 @@ _ACTS = re.compile(
     r"|shell|submit|terminate|transfer|update|upload|write)(?:$|[_\-.])"
 )
 
-_MORE = "It shows once more was logged."
+_MORE = "Not enough data yet."
 SIBLINGS = Question(
     "attempts with a sibling",
     "Attempts are compared with one another.",
@@ -102,7 +102,7 @@ CONSTRAINED = Question(
 TOOLS = Question(
     "tools without effects",
     "No tool that calls offered looks as if it changed anything.",
-    "Several attempts at the same thing do it several times. Let attempts made for training run in a sandbox, or mark "
+    "Several attempts at the same thing do it several times. Run training attempts in a sandbox, or mark "
     "what must not be repeated with X-No-Train. This check goes by the tools' names only.",
     "No call offered tools.",
 )
