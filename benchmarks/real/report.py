@@ -28,9 +28,13 @@ MIN_PREFERRED = 0.55
 """Lower end of the share of held-out inputs on which the judge prefers the last version's answer; a tie counts half."""
 MIN_TRAINABLE = 0.95
 TRAINABLE = frozenset(
-    (TRAINED, Why.NO_REWARD, Why.GROUP_OPEN, Why.WAITING_STEP, Why.POLICY_NOT_TRAINING, Why.NO_GROUP, Why.GROUP_UNIFORM)
+    (
+        *(TRAINED, Why.NO_REWARD, Why.GROUP_OPEN, Why.WAITING_STEP, Why.POLICY_NOT_TRAINING, Why.NO_GROUP),
+        *(Why.GROUP_UNIFORM, Why.JUDGE_NOISE),
+    )
 )
-"""Fates of attempts that nothing was wrong with: trained on, waiting, or of a group whose rewards are all equal."""
+"""Fates of attempts that nothing was wrong with: trained on, waiting, or of a group whose rewards are all equal, or to
+its judge as good as equal."""
 STEP = (
     "number", "kind", "state", "version_in", "version_out", "trajectories", "baselined", "completions",
     "sampled_tokens", "read_tokens", "reward_mean", "loss", "kl", "entropy", "mismatch_k3", "grad_norm",
