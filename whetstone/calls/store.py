@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, func, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, case, func, select
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -66,8 +66,8 @@ class NewCalls:
 
     rows: list[dict[str, Any]]
     """Those that ended last, in the order in which they arrived."""
-    matching: int
-    """How many match; more than there are rows if there were too many."""
+    ended: int
+    """How many ended in the period that was requested; there may be fewer rows."""
 
 
 def newest(connection: Connection, wanted: Filter, limit: int) -> list[dict[str, Any]]:
@@ -83,20 +83,27 @@ def newest(connection: Connection, wanted: Filter, limit: int) -> list[dict[str,
     return _rows(connection, wanted.project, picked)
 
 
-def ended_since(connection: Connection, wanted: Filter, since: datetime, limit: int) -> NewCalls:
-    """Return the calls that match and ended since then; only MOST_IN_FLIGHT calls of the last LONGEST are looked at."""
+def ended_since(connection: Connection, wanted: Filter, since: datetime, until: datetime, limit: int) -> NewCalls:
+    """Return the calls that match and ended since then, and how many ended before `until`.
+
+    If `until` is a time before which all finished calls are in the tables, and the next look begins there, each call is
+    counted once. Calls that ended later are listed already, and counted by the next look. Only MOST_IN_FLIGHT calls of
+    the last LONGEST are looked at.
+    """
     walked = _newest_calls(wanted, MOST_IN_FLIGHT, c.created_at >= since - LONGEST)
     ended_ms = _EpochMs(walked.c.created_at) + func.coalesce(walked.c.total_ms, 0.0)
+    since_ms, until_ms = since.timestamp() * 1000, until.timestamp() * 1000
+    is_counted = case(((ended_ms >= since_ms) & (ended_ms < until_ms), 1), else_=0)
     picked = (
-        select(walked.c.id, func.count().over().label("matching"))
+        select(walked.c.id, func.sum(is_counted).over().label("ended"))
         .select_from(_of(walked, wanted))
-        .where(ended_ms >= since.timestamp() * 1000, *wanted.conditions(walked))
+        .where(ended_ms >= since_ms, *wanted.conditions(walked))
         .order_by(ended_ms.desc(), walked.c.id.desc())
         .limit(limit)
     )
     rows = _rows(connection, wanted.project, picked)
-    matching = [row.pop("matching") for row in rows]
-    return NewCalls(rows, max(matching, default=0))
+    ended = [row.pop("ended") for row in rows]
+    return NewCalls(rows, max(map(int, ended), default=0))
 
 
 def ids_since(connection: Connection, wanted: Filter, since: datetime, least_ms: float | None = None) -> set[str]:

@@ -2,24 +2,24 @@
 
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from proxy.dashboard import pagination
 from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import traffic, trajectories
 from proxy.dashboard.views.hours import hourly
-from whetstone.calls.store import Filter, NewCalls, ended_since, newest
+from whetstone.calls.store import Filter, ended_since, newest
 from whetstone.registry import api_key_store
 
 PATH = "/ui/live"
 FIELDS = ("policy", "version", "task", "state", "key", "min")
 AFTER = "after"
 """Query parameter: milliseconds since 1970; only calls that ended since then are wanted, as `static/follow.js` asks."""
+SETTLE_S = 1.0
+"""How long before now a look ends: a call is recorded shortly after it ended, and the clocks of proxies differ."""
 LISTED = 50
 """Most calls of one answer."""
-MARGIN = timedelta(seconds=1)
-"""Overlap of two looks: the clocks of several proxies differ, and a call is written shortly after it ends."""
 STATES = ("complete", "aborted", "error")
 MOST_KEYS = 200
 
@@ -30,29 +30,27 @@ def live(request: PageRequest) -> Mapping[str, Any]:
     filters = pagination.filters(request.query, *FIELDS)
     wanted, wrong = read_filter(project, filters)
     # Before the calls are read, so that none is missed by the next look.
-    until = min(request.now, datetime.fromtimestamp(request.parts.written_until(), UTC))
+    until_ms = math.floor(1000 * (min(request.now.timestamp(), request.parts.written_until()) - SETTLE_S))
     after = read_moment(request.query.get(AFTER))
     keys = api_key_store.keys(at, project)[:MOST_KEYS]
     values: dict[str, Any] = {
         "filters": filters,
         "wrong": wrong,
         "calls": [],
-        "unlisted": 0,
-        "until": math.floor(until.timestamp() * 1000),
+        "ended": 0,
+        "until": until_ms,
         "key_names": {row["key_id"]: row["name"] for row in keys},
         "policies": trajectories.policy_names(at, project),
         "states": STATES,
         "day": None,
         "at": lambda **changed: pagination.href(PATH, {**filters, **changed}),
     }
-    if not wrong:
-        new = (
-            NewCalls(newest(at, wanted, LISTED), 0)
-            if after is None
-            else ended_since(at, wanted, after - MARGIN, LISTED)
-        )
-        values |= {"calls": new.rows[::-1], "unlisted": max(0, new.matching - len(new.rows))}
-    return values if wrong or after is not None else {**values, "day": _day(request, wanted)}
+    if wrong:
+        return values
+    if after is None:
+        return {**values, "calls": newest(at, wanted, LISTED)[::-1], "day": _day(request, wanted)}
+    new = ended_since(at, wanted, after, datetime.fromtimestamp(until_ms / 1000, UTC), LISTED)
+    return {**values, "calls": new.rows[::-1], "ended": new.ended}
 
 
 def read_filter(project: str, filters: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:

@@ -1,5 +1,6 @@
 """Calls as they come, in SQL: each when it ends, by every filter, of one project, and without reading the table."""
 
+import itertools
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,7 +21,7 @@ def ids(rows: list[dict[str, Any]]) -> list[str]:
 
 def since(engine: Engine, when: datetime, wanted: Filter = ALL, limit: int = 50) -> NewCalls:
     with engine.connect() as connection:
-        return ended_since(connection, wanted, when, limit)
+        return ended_since(connection, wanted, when, NOW + timedelta(days=1), limit)
 
 
 @pytest.fixture
@@ -38,6 +39,17 @@ def test_a_call_comes_when_it_ends_in_the_order_of_arrival(calls: Seed) -> None:
     assert since(calls.engine, NOW + timedelta(seconds=8.001)) == NewCalls([], 0)
 
 
+def test_looks_that_follow_one_another_count_each_call_once(calls: Seed) -> None:
+    moments = [NOW + timedelta(seconds=place * 1.5) for place in range(8)]
+    counts, listed = [], set()
+    with calls.engine.connect() as connection:
+        for before, after in itertools.pairwise(moments):
+            new = ended_since(connection, ALL, before, after, 50)
+            counts.append(new.ended)
+            listed |= set(ids(new.rows))
+    assert (sum(counts), max(counts), len(listed)) == (5, 1, 5)
+
+
 def test_a_long_call_that_began_before_comes_when_it_ends(calls: Seed) -> None:
     for turn, took in ((5, LONGEST - timedelta(seconds=1)), (6, LONGEST + timedelta(seconds=2))):
         end = NOW + timedelta(minutes=1)
@@ -47,7 +59,7 @@ def test_a_long_call_that_began_before_comes_when_it_ends(calls: Seed) -> None:
 
 def test_of_too_many_the_last_to_end_come_and_all_are_counted(calls: Seed) -> None:
     new = since(calls.engine, NOW, limit=2)
-    assert (ids(new.rows), new.matching) == (["t-3", "t-4"], 5)
+    assert (ids(new.rows), new.ended) == (["t-3", "t-4"], 5)
 
 
 def test_a_call_whose_time_is_unknown_ends_when_it_began(calls: Seed) -> None:
@@ -117,7 +129,7 @@ def test_rows_are_read_by_indexes_alone(engine: Engine, seed: Seed, wanted: Filt
         pytest.skip("PostgreSQL plans by statistics")
     seed.trajectory("t", task="x")
     with engine.connect() as connection:
-        for run in (lambda: ended_since(connection, wanted, NOW, 50), lambda: newest(connection, wanted, 50)):
+        for run in (lambda: ended_since(connection, wanted, NOW, NOW, 50), lambda: newest(connection, wanted, 50)):
             of = plan(connection, run)
             assert "ix_completions_project_created_at (project=?" in of, of
             assert "SCAN completions" not in of and "SCAN trajectories" not in of, of
@@ -145,5 +157,5 @@ def test_a_look_among_many_calls_takes_little(engine: Engine, seed: Seed) -> Non
         began_s = time.perf_counter()
         answer = since(engine, NOW + timedelta(seconds=90 + 2 * look))
         took_s.append(time.perf_counter() - began_s)
-        assert len(answer.rows) == 50 and answer.matching == 2001 - 400 * look
+        assert len(answer.rows) == 50 and answer.ended == 2001 - 400 * look
     assert min(took_s) < 0.15

@@ -64,7 +64,7 @@ def test_a_moment_that_is_none_is_none(text: str | None) -> None:
 def test_a_call_appears_once_it_is_recorded_and_the_next_look_has_only_new_ones(proxy: RunningProxy) -> None:
     before = get(proxy, "/ui/live")
     assert calls(before) == [] and "No call matches yet" in before
-    completion_id = proxy.chat("what is live?").headers["x-completion-id"]
+    completion_id = proxy.chat(messages=[{"role": "user", "content": "what is live?"}]).headers["x-completion-id"]
     proxy.recorded()
     after = get(proxy, f"/ui/live?after={cursor(before)}")
     assert calls(after) == [completion_id] and "what is live?" in after
@@ -105,15 +105,15 @@ def test_a_call_leads_to_its_turn_of_the_conversation(proxy: RunningProxy) -> No
 
 
 def test_of_very_many_calls_the_last_are_listed_and_the_others_counted(proxy: RunningProxy) -> None:
-    seed = Seed(proxy.engine, datetime.now(UTC))
+    seed = Seed(proxy.engine, datetime.now(UTC) - timedelta(seconds=5))
     seed.trajectory("t", turns=0)
+    seed.completion("t", 0)
     with proxy.engine.begin() as connection:
-        seed.completion("t", 0)
         row = dict(connection.execute(schema.completions.select()).mappings().one())
         many = [row | {"id": f"m{n:03}", "turn": n + 1, "created_at": seed.now} for n in range(LISTED + 20)]
         connection.execute(schema.completions.insert(), many)
     page = get(proxy, f"/ui/live?after={int(seed.now.timestamp() * 1000)}")
-    assert len(calls(page)) == LISTED and 'data-unlisted="21"' in page
+    assert len(calls(page)) == LISTED and f'data-ended="{LISTED + 21}"' in page
 
 
 def test_what_apps_send_stays_text(proxy: RunningProxy) -> None:
