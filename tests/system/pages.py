@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Visit:
-    """A page as somebody comes to it."""
+    """A page as a visitor comes to it."""
 
     url: str
     heading: str

@@ -3,12 +3,12 @@
 Every query begins with the newest calls by arrival, of which it reads a bounded number by an index.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, case, func, select
+from sqlalchemy import ColumnElement, Connection, FromClause, RowMapping, Select, and_, case, func, select
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -147,7 +147,7 @@ def _rows(connection: Connection, project: str, picked: Select[Any]) -> list[dic
     return _ordered(connection.execute(query).mappings())
 
 
-def _ordered(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _ordered(rows: Iterable[RowMapping]) -> list[dict[str, Any]]:
     read = [{**row, "prompt": first_line(row["prompt"])} for row in rows]
     return sorted(read, key=lambda row: (row["created_at"], row["completion_id"]))
 

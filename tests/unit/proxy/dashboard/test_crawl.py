@@ -64,7 +64,7 @@ def words(page: str) -> str:
 def ids_in(page: str, kind: str) -> list[str]:
     """The trajectories, or groups, that a list links to, in order."""
     body = page[page.index("<tbody>") : page.index("</tbody>")]
-    return re.findall(rf'<td><a href="/ui/{kind}/([^"?]+)">', body)
+    return re.findall(rf'<td><a(?: class="line")? href="/ui/{kind}/([^"?]+)">', body)
 
 
 def test_every_page_is_shown_with_hostile_texts_as_texts(looked_at: RunningProxy) -> None:

@@ -83,7 +83,7 @@ def test_a_call_whose_time_is_unknown_ends_when_it_began(calls: Seed) -> None:
     ],
     ids=str,
 )
-def test_filters_hold_for_the_newest_calls_and_for_new_ones(
+def test_filters_hold_for_the_newest_calls_and_for_new_calls(
     seed: Seed, wanted: dict[str, Any], matching: list[str]
 ) -> None:
     seed.trajectory("t", task="x")

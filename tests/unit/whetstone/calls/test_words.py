@@ -1,4 +1,4 @@
-"""The first words of a prompt: whatever apps send, and however much of it is read."""
+"""The first words of a prompt: whatever apps send, and however much is read."""
 
 import json
 from typing import Any

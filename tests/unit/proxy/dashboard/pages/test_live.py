@@ -61,7 +61,7 @@ def test_a_moment_that_is_none_is_none(text: str | None) -> None:
     assert read_moment(text) is None
 
 
-def test_a_call_appears_once_it_is_recorded_and_the_next_look_has_only_new_ones(proxy: RunningProxy) -> None:
+def test_a_call_appears_once_it_is_recorded_and_the_next_look_has_only_new_calls(proxy: RunningProxy) -> None:
     before = get(proxy, "/ui/live")
     assert calls(before) == [] and "No call matches yet" in before
     completion_id = proxy.chat(messages=[{"role": "user", "content": "what is live?"}]).headers["x-completion-id"]
@@ -150,7 +150,7 @@ def test_the_overview_has_the_figures_of_the_day_and_the_newest_calls(proxy: Run
 def test_a_trajectory_is_listed_by_its_prompt_and_its_answer(proxy: RunningProxy) -> None:
     Seed(proxy.engine, datetime.now(UTC)).trajectory("f" * 58, turns=2)
     page = get(proxy, "/ui/trajectories")
-    assert f'<a href="/ui/trajectories/{"f" * 58}" class="line">question 0</a>' in page
+    assert f'<a class="line" href="/ui/trajectories/{"f" * 58}">question 0</a>' in page
     assert '<span class="line muted">answer 1</span>' in page
     assert f'data-copy="{"f" * 58}"' in page
 
