@@ -72,7 +72,8 @@ class NewCalls:
 
 def newest(connection: Connection, wanted: Filter, limit: int) -> list[dict[str, Any]]:
     """Return the newest calls that match, the oldest of them first. Only MOST_WALKED calls are looked at."""
-    walked = _newest_calls(wanted, MOST_WALKED)
+    is_filtered = wanted != Filter(wanted.project)
+    walked = _newest_calls(wanted, MOST_WALKED if is_filtered else limit)
     picked = (
         select(walked.c.id)
         .select_from(_of(walked, wanted))
