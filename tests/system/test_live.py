@@ -50,7 +50,7 @@ def test_rows_hold_still_under_the_pointer(look_at_own: Look, own: RunningProxy)
 def test_filters_hold_for_new_calls_and_stay_in_the_address(look_at_own: Look, own: RunningProxy) -> None:
     looking = look_at_own()
     page = looking.go("/ui/live")
-    page.get_by_label("State", exact=True).select_option("error")
+    page.locator("select[name=state]").select_option("error")
     page.get_by_role("button", name="Show").click()
     page.wait_for_url("**/ui/live?*state=error*")
     chat(own, "this one is complete")
