@@ -83,7 +83,7 @@ def read_filter(project: str, filters: Mapping[str, str]) -> tuple[Filter, dict[
 def read_moment(text: str | None) -> datetime | None:
     """Return a moment of the query; None if there is none or it cannot be read: then the newest calls are shown."""
     try:
-        return datetime.fromtimestamp(int(text or "") / 1000, UTC)
+        return datetime.fromtimestamp(max(0, int(text or "")) / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         return None
 

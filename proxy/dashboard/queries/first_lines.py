@@ -1,5 +1,5 @@
-"""The dashboard's SQL for lists: the beginning of a trajectory's first prompt and of its last answer, each by an
-index."""
+"""The dashboard's SQL for lists: the beginning of the first prompt of a trajectory or of a group, and of a trajectory's
+last answer, each by an index."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from migrations import schema
 from migrations.words import response_text
 from whetstone.calls.words import LINE, beginning, first_line, one_line
 
-c = schema.completions.c
+c, t, g = schema.completions.c, schema.trajectories.c, schema.groups.c
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,21 @@ def first_lines(
     prompts = {name: first_line(text) for name, text in connection.execute(first)} if ids else {}
     answers = {name: one_line(text or "") for name, text in connection.execute(last)} if tails else {}
     return {name: FirstLines(prompts.get(name, ""), answers.get(name, "")) for name in ids}
+
+
+def group_prompts(connection: Connection, project: str, group_ids: Sequence[str]) -> dict[str, str]:
+    """Return the first prompt of any member of each group, by the group's id; without those that have no text."""
+    member = (
+        select(t.id)
+        .where(t.project == g.project, t.group_id == g.id)
+        .limit(1)
+        .correlate(schema.groups)
+        .scalar_subquery()
+    )
+    members = select(g.project, g.id, member.label("member")).where(g.project == project, g.id.in_(group_ids))
+    of = members.subquery("members")
+    first = select(of.c.id, beginning(c.new_messages)).where(
+        c.project == of.c.project, c.trajectory_id == of.c.member, c.turn == 0
+    )
+    lines = {name: first_line(text) for name, text in connection.execute(first)} if group_ids else {}
+    return {name: line for name, line in lines.items() if line}

@@ -27,7 +27,7 @@
     while (list.rows.length > MOST_ROWS) list.rows[list.rows.length - 1].remove();
     list.dataset.follow = answer.dataset.follow;
     const unlisted = Number(answer.dataset.ended) - fresh.length;
-    if (unlisted > 0) say(calls(fresh.length) + "; " + unlisted + " more at the same time are not listed.");
+    if (unlisted > 0) say(calls(fresh.length) + "; " + unlisted + " more are not listed.");
     else if (fresh.length) say(calls(fresh.length) + ".");
     else say(list.rows.length ? "Waiting for calls." : "No call matches yet.");
   }

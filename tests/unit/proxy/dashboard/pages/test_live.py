@@ -61,6 +61,11 @@ def test_a_moment_that_is_none_is_none(text: str | None) -> None:
     assert read_moment(text) is None
 
 
+def test_a_moment_before_all_calls_is_one_that_the_database_can_read(proxy: RunningProxy) -> None:
+    assert calls(get(proxy, f"/ui/live?after=-{'9' * 20}")) == []
+    assert read_moment("1500") == datetime.fromtimestamp(1.5, UTC)
+
+
 def test_a_call_appears_once_it_is_recorded_and_the_next_look_has_only_new_calls(proxy: RunningProxy) -> None:
     before = get(proxy, "/ui/live")
     assert calls(before) == [] and "No call matches yet" in before

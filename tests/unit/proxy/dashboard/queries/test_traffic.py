@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from migrations import schema
 from proxy.dashboard.queries import traffic
-from proxy.dashboard.queries.first_lines import FirstLines, first_lines
+from proxy.dashboard.queries.first_lines import FirstLines, first_lines, group_prompts
 from tests.conftest import NOW, Seed
 from tests.unit.whetstone.calls.test_store import plan
 from whetstone.calls.store import Filter
@@ -111,5 +111,20 @@ def test_a_trajectory_is_listed_by_its_first_prompt_and_its_last_answer(seed: Se
     rows = [dict(seed.one(schema.trajectories, name)._mapping) for name in names]
     with seed.engine.connect() as connection:
         lines = first_lines(connection, "default", rows)
-        assert first_lines(connection, "default", []) == {}
+        assert first_lines(connection, "default", []) == {} == group_prompts(connection, "default", [])
     assert lines == {"talk": FirstLines("question 0", "answer 2"), "empty": FirstLines(), "silent": FirstLines()}
+
+
+def test_a_group_is_listed_by_the_prompt_of_its_members(seed: Seed) -> None:
+    for name in ("full", "empty", "silent"):
+        seed.group(name)
+    for member in ("a", "b"):
+        seed.trajectory(member, "full", turns=2)
+    seed.trajectory("s", "silent", turns=0)
+    seed.completion("s", 0, new_messages=None)
+    with seed.engine.connect() as connection:
+        assert group_prompts(connection, "default", ["full", "empty", "silent"]) == {"full": "question 0"}
+        if seed.engine.dialect.name != "sqlite":
+            return
+        of = plan(connection, lambda: group_prompts(connection, "default", ["full"]))
+        assert "ix_trajectories_project_group_id" in of and "SCAN" not in of.replace("SCAN members", ""), of
