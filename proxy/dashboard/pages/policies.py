@@ -43,16 +43,22 @@ MEANINGS = {
 
 
 def policies(request: PageRequest) -> dict[str, Any]:
-    """Load the overview, and all policies that are served here, each with its curve; with `part` one of both."""
+    """Load the overview, and the policies; with `part` only that one, which refreshes by itself."""
     part = request.query.get("part")
-    shown = None if part == "policies" else overview(request)
-    if part == "overview":
-        return {"overview": shown, "policies": [], "states": tuple(STATES)}
+    return {
+        "overview": overview(request) if part in (None, "overview") else None,
+        "policies": _cards(request) if part in (None, "policies") else [],
+        "states": tuple(STATES),
+    }
+
+
+def _cards(request: PageRequest) -> list[dict[str, Any]]:
+    """Load all policies that are served here, each with its curve."""
     names = {one.name for one in request.parts.policies()}
     rows = [row for row in store_policies.policies(request.connection, request.project) if row["name"] in names]
     # Trainable policies first.
     rows.sort(key=lambda row: (row["upstream"] is not None, row["name"]))
-    return {"overview": shown, "policies": [_card(request, row) for row in rows], "states": tuple(STATES)}
+    return [_card(request, row) for row in rows]
 
 
 def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
