@@ -51,7 +51,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real example clients steps beside-trl docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench watched instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real example clients steps beside-trl docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -150,6 +150,9 @@ serve: $(INSTALLED)  ## The stack, until Ctrl-C; SERVE_ARGS="--data DIR --model 
 
 bench: $(INSTALLED)  ## What the proxy costs, beside nginx and LiteLLM: BENCH_ARGS="--litellm PATH", "--check"; ten minutes
 	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
+
+watched: $(INSTALLED)  ## What the dashboard's live page costs the proxy, and whether it shows 200 calls/s: five minutes alone on the machine
+	$(BIN)/python -m benchmarks.bench.watched $(WATCHED_ARGS)
 
 instructions: $(INSTALLED)  ## What a request takes in instructions, which no other work changes: two minutes; needs valgrind; INSTRUCTIONS_ARGS="--kind stream"
 	$(BIN)/python -m benchmarks.bench.instructions $(INSTRUCTIONS_ARGS)

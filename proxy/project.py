@@ -146,6 +146,7 @@ class Tenant:
                 ledger=ledger,
                 take=take,
                 on_step_requested=on_step_requested,
+                written_until=lambda: peers.written_until,
             )
         )
         self.api = api.build(

@@ -52,7 +52,8 @@ FORMS = (
     "/ui/trajectories?version=3", "/ui/trajectories?from=2", "/ui/trajectories?until=2020-01-01",
     "/ui/trajectories?id=nobody", "/ui/trajectories?text=nobody+said+this", "/ui/trajectories?text=answer+3",
     "/ui/groups?policy=nobody", "/ui/groups?state=discarded", "/ui/feedback?source=judge", "/ui/feedback?state=failed",
-    "/ui/funnel?window=all", "/ui/keys?window=all",
+    "/ui/funnel?window=all", "/ui/keys?window=all", "/ui/live?after=0", "/ui/live?task=nobody", "/ui/live?min=900",
+    "/ui/live?policy=nobody&version=1&state=error&key=nobody", "/ui/live?after=0&task=nobody&min=900",
 )  # fmt: skip
 """Form queries that no link makes: most of them match nothing, or old rows."""
 SAMPLES = 8

@@ -30,6 +30,8 @@ class Parts:
     """Store rows of feedback as `POST /v1/feedback` does: redacted, committed or journalled."""
     on_step_requested: Callable[[], None]
     """Notify the trainer that a step was requested."""
+    written_until: Callable[[], float]
+    """Return the time (seconds since the epoch) before which all finished calls are in the tables."""
 
 
 @dataclass(frozen=True)

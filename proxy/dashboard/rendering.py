@@ -55,7 +55,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "utc": utc, "stamp": stamp, "ago": ago, "number": number, "whole": whole, "short": short,
-        "percent": percent, "seconds": seconds, "signed": signed, "money": money,
+        "percent": percent, "seconds": seconds, "milliseconds": milliseconds, "signed": signed, "money": money,
     }  # fmt: skip
     environment.globals |= {
         "static": lambda name: f"{assets.URL}{name}?v={assets.files()[name].version}",
@@ -138,6 +138,11 @@ def seconds(value: float | None) -> str:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def milliseconds(value: float | None) -> str:
+    """Format milliseconds as `seconds` does."""
+    return seconds(None if value is None else value / 1000)
 
 
 def money(value: float | None) -> str:

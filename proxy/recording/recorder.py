@@ -98,7 +98,10 @@ class Recorder:
     @property
     def written_until(self) -> float:
         """Return the time before which every recorded call is in SQL; seconds since the epoch."""
-        return self._recorded_s[0] if self._recorded_s else time.time()
+        try:
+            return self._recorded_s[0]
+        except IndexError:  # a check beforehand would be a race: pages ask from threads of their own
+            return time.time()
 
     @property
     def journal_bytes(self) -> int:

@@ -45,6 +45,14 @@ class Peers:
         """Return how many other proxies are known."""
         return len(self._others)
 
+    @property
+    def written_until(self) -> float:
+        """Return the time (seconds since the epoch) before which all calls finished by any proxy are in the tables.
+
+        May be read from any thread.
+        """
+        return min([self._written_until(), *self._others.values()])
+
     async def refresh(self) -> None:
         """Read the other proxies' reports, and report on this one where another proxy may wait for it.
 

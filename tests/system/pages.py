@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Visit:
-    """A page as somebody comes to it."""
+    """A page as a visitor comes to it."""
 
     url: str
     heading: str
@@ -14,9 +14,10 @@ class Visit:
 
 
 VISITS = (
-    Visit("/ui/policies", "Policies", "/ui/policies"),
+    Visit("/ui/policies", "Overview", "/ui/policies"),
     Visit("/ui/policies/agent", "agent", "/ui/policies/{policy}"),
     Visit("/ui/policies/agent/steps/12", "Step 12", "/ui/policies/{policy}/steps/{number}"),
+    Visit("/ui/live", "Live", "/ui/live"),
     Visit("/ui/groups", "Groups", "/ui/groups"),
     Visit("/ui/groups/trains-17", "trains-17", "/ui/groups/{group_id}"),
     Visit("/ui/trajectories", "Trajectories", "/ui/trajectories"),

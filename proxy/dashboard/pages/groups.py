@@ -7,6 +7,7 @@ from proxy.dashboard import pagination
 from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import groups as store_groups
 from proxy.dashboard.queries import trajectories
+from proxy.dashboard.queries.first_lines import group_prompts
 from proxy.dashboard.queries.newest import read_place
 from proxy.dashboard.views import funnel
 from proxy.dashboard.views.message_view import Message, messages_of
@@ -36,6 +37,7 @@ def groups(request: PageRequest) -> Mapping[str, Any]:
     return {
         "page": page,
         "sizes": store_groups.sizes(request.connection, request.project, open_ids),
+        "prompts": group_prompts(request.connection, request.project, [row["id"] for row in page.rows]),
         "filters": filters,
         "states": tuple(GroupState),
         "policies": trajectories.policy_names(request.connection, request.project),

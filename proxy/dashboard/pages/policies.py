@@ -7,6 +7,7 @@ from typing import Any
 from proxy.api.admin import store
 from proxy.api.admin.policies import known
 from proxy.dashboard.interfaces import ActionResult, FormRequest, PageRequest
+from proxy.dashboard.pages.overview import overview
 from proxy.dashboard.queries import policies as store_policies
 from proxy.dashboard.views import chart_data, version_rewards
 from proxy.errors import BadRequest, NotFound, StepRefused
@@ -42,12 +43,22 @@ MEANINGS = {
 
 
 def policies(request: PageRequest) -> dict[str, Any]:
+    """Load the overview, and the policies; with `part` only that one, which refreshes by itself."""
+    part = request.query.get("part")
+    return {
+        "overview": overview(request) if part in (None, "overview") else None,
+        "policies": _cards(request) if part in (None, "policies") else [],
+        "states": tuple(STATES),
+    }
+
+
+def _cards(request: PageRequest) -> list[dict[str, Any]]:
     """Load all policies that are served here, each with its curve."""
     names = {one.name for one in request.parts.policies()}
     rows = [row for row in store_policies.policies(request.connection, request.project) if row["name"] in names]
     # Trainable policies first.
     rows.sort(key=lambda row: (row["upstream"] is not None, row["name"]))
-    return {"policies": [_card(request, row) for row in rows], "states": tuple(STATES)}
+    return [_card(request, row) for row in rows]
 
 
 def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:

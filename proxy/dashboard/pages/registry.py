@@ -1,7 +1,7 @@
 """All pages and actions of the dashboard, and the navigation."""
 
 from proxy.dashboard.interfaces import Action, Page
-from proxy.dashboard.pages import feedback, funnel, groups, keys, policies, trajectories
+from proxy.dashboard.pages import feedback, funnel, groups, keys, live, policies, trajectories
 
 _POLICY = "/ui/policies/{policy}"
 
@@ -9,6 +9,7 @@ PAGES = (
     Page("/ui/policies", "policies.html", policies.policies),
     Page(_POLICY, "policy.html", policies.policy),
     Page(f"{_POLICY}/steps/{{number}}", "step.html", policies.step),
+    Page("/ui/live", "live.html", live.live),
     Page("/ui/groups", "groups.html", groups.groups),
     Page("/ui/groups/{group_id}", "group.html", groups.group),
     Page("/ui/trajectories", "search.html", trajectories.search),
@@ -28,7 +29,8 @@ ACTIONS = (
     Action("/ui/reviews/{trajectory_id}", feedback.review, "/ui/reviews"),
 )
 NAV = (
-    ("Policies", "/ui/policies"),
+    ("Overview", "/ui/policies"),
+    ("Live", "/ui/live"),
     ("Groups", "/ui/groups"),
     ("Trajectories", "/ui/trajectories"),
     ("Why not trained", "/ui/funnel"),

@@ -11,6 +11,7 @@ from proxy.dashboard import pagination, vocabulary
 from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import groups as store_groups
 from proxy.dashboard.queries import trajectories as store_trajectories
+from proxy.dashboard.queries.first_lines import first_lines
 from proxy.dashboard.queries.newest import read_place
 from proxy.dashboard.views import funnel
 from proxy.dashboard.views.message_view import shortened
@@ -62,7 +63,8 @@ def search(request: PageRequest) -> Mapping[str, Any]:
         answers = [{**row, "around": around(row["response_text"] or "", criteria["text"])} for row in page.rows]
         return {**values, "answers": answers, "page": page, **pagination.pages(PATH, request.query, filters, page)}
     page = store_trajectories.matches(request.connection, request.project, criteria, before)
-    return {**values, "page": page, **pagination.pages(PATH, request.query, filters, page)}
+    lines = first_lines(request.connection, request.project, page.rows)
+    return {**values, "page": page, "lines": lines, **pagination.pages(PATH, request.query, filters, page)}
 
 
 def read_criteria(filters: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -16,7 +16,7 @@ t, c, g, f, p = schema.trajectories.c, schema.completions.c, schema.groups.c, sc
 _LISTED = (
     *(t.id, t.group_id, t.policy, t.task, t.split, t.state, t.reward, t.reward_source, t.first_version),
     *(t.last_version, t.completions, t.sampled_tokens, WHY_NOT_TRAINED, t.trained_in_step, t.metadata, t.end_user),
-    t.created_at,
+    *(t.tail_completion_id, t.created_at),
 )
 _ANSWER = (
     *(c.id, c.trajectory_id, c.turn, c.policy, c.policy_version, c.status, c.finish_reason, c.completion_tokens),

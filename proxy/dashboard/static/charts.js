@@ -104,7 +104,7 @@
         for (let i = 0; i < now.x.length; i++) if (now.x[i] !== now.live) mark(u, now, i, colours);
         const at = now.x.indexOf(now.live);
         if (at >= 0) mark(u, now, at, colours);
-      } else {
+      } else if (now.kind === "figure") {
         const at = now.marked === null ? now.x.length - 1 : now.x.indexOf(now.marked);
         if (at >= 0 && now.y[at] !== null) {
           ctx.fillStyle = colour("accent");
@@ -132,7 +132,9 @@
       if (!box.isConnected) u.over.append(box);
       const now = u.whetstone, i = u.cursor.idx;
       if (!now || i === null || i === undefined || u.cursor.left < 0) { box.hidden = true; return; }
-      let words = now.x_is + " " + now.x[i] + ": " + (now.kind === "rewards" ? mean(now, i) : format(now.y[i]));
+      let words = now.kind === "hours"
+        ? now.labels[i] + ": " + now.series.map((line) => format(line.y[i]) + " " + line.name).join(", ")
+        : now.x_is + " " + now.x[i] + ": " + (now.kind === "rewards" ? mean(now, i) : format(now.y[i]));
       if (now.kind === "rewards") {
         if (now.held_out.y[i] !== null) words += "; held out " + mean(now.held_out, i);
         words += "; " + now.state[i];
@@ -146,7 +148,8 @@
   }
 
   function columns(chart) {
-    if (chart.kind !== "rewards") return [chart.x, chart.y];
+    if (chart.kind === "hours") return [chart.x, ...chart.series.map((line) => line.y)];
+    if (chart.kind === "figure") return [chart.x, chart.y];
     // What never answered everybody is marked beside the lines, at its own height: columns without a line keep it in view.
     const lived = (values) => values.map((value, i) => chart.was_live[i] ? value : null);
     const held = chart.held_out;
@@ -166,7 +169,7 @@
   }
 
   function options(element, chart) {
-    const isSmall = chart.kind !== "rewards";
+    const isSmall = chart.kind !== "rewards", isHours = chart.kind === "hours";
     const accent = colour("accent"), muted = colour("muted"), line = colour("line");
     const font = "11px " + getComputedStyle(document.body).fontFamily;
     const axis = { stroke: muted, font: font, ticks: { stroke: line, width: 1, size: 4 }, grid: { stroke: line, width: 1 } };
@@ -175,10 +178,13 @@
     const edge = { stroke: "transparent", points: { show: false }, spanGaps: true };
     const unseen = { ...edge, spanGaps: false };
     const held = { ...edge, stroke: colour("held-out"), width: gap, dash: [4, 3] };
-    // A small chart shows its least and its most, whatever round numbers lie between them.
+    const lines = isHours ? chart.series.map((one, i) => ({
+      ...curve, stroke: colour(one.colour), dash: i ? [4, 3] : undefined, spanGaps: false, points: { show: true, size: 4 },
+    })) : [curve];
+    // A small chart shows its least and its most, whatever round numbers lie between them; amounts begin with 0.
     const extent = function (u) {
-      const values = u.data[1].filter((value) => value !== null);
-      return values.length ? [...new Set([Math.min(...values), Math.max(...values)])] : [];
+      const values = u.data.slice(1).flat().filter((value) => value !== null);
+      return values.length ? [...new Set([isHours ? 0 : Math.min(...values), Math.max(...values)])] : [];
     };
     return {
       width: element.clientWidth,
@@ -190,16 +196,17 @@
         x: { time: false, range: around },
         y: { range: function (u, least, most) {
           if (least === null) return [0, 1];
+          if (isHours) return [0, 1.08 * most || 1];
           const room = (most - least || Math.abs(most) || 1) * 0.08;
           return [least - room, most + room];
         } },
       },
       axes: [
         { ...axis, incrs: WHOLE, size: 26, grid: { show: false }, space: 46,
-          values: (u, ticks) => ticks.map((tick) => tick < 0 ? "" : String(tick)) },
+          values: (u, ticks) => ticks.map((tick) => tick < 0 ? "" : isHours ? (u.whetstone || chart).labels[tick] || "" : String(tick)) },
         { ...axis, size: wide, space: isSmall ? 20 : 40, values: (u, ticks) => ticks.map(format), ...(isSmall && { splits: extent }) },
       ],
-      series: isSmall ? [{}, curve] : [{}, edge, edge, curve, unseen, held, unseen, unseen, unseen],
+      series: isSmall ? [{}, ...lines] : [{}, edge, edge, curve, unseen, held, unseen, unseen, unseen],
       bands: isSmall ? [] : [{ series: [1, 2], fill: colour("accent", 0.16) }],
       hooks: { draw: [marks(chart)], setCursor: [tip()] },
     };

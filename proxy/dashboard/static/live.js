@@ -16,10 +16,13 @@
     const chosen = document.getSelection();
     return Boolean(chosen && !chosen.isCollapsed && part.contains(chosen.anchorNode));
   }
+  let looks = 0;
   setInterval(function () {
     if (document.visibilityState !== "visible") return;
+    looks += 1;
     for (const part of document.querySelectorAll("[data-live]")) {
-      if (!isBusy(part)) part.dispatchEvent(new Event("refresh"));
+      const isDue = looks % Number(part.dataset.live || 1) === 0;
+      if (isDue && !isBusy(part)) part.dispatchEvent(new Event("refresh"));
     }
   }, EVERY_MS);
   document.addEventListener("htmx:after:swap", function () {

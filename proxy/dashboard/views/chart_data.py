@@ -50,6 +50,19 @@ def figure(steps: Sequence[Mapping[str, Any]], name: str, marked: int | None = N
     }
 
 
+def hours(labels: Sequence[str], series: Sequence[tuple[str, str, Sequence[float | None]]]) -> dict[str, Any]:
+    """Return several lines over hours. `labels`: the hours; `series`: name, colour and values of each line."""
+    return {
+        "kind": "hours",
+        "x": list(range(len(labels))),
+        "labels": list(labels),
+        "series": [
+            {"name": name, "colour": colour, "y": [_short(value) for value in values]}
+            for name, colour, values in series
+        ],
+    }
+
+
 def _short(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None

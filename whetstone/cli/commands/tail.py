@@ -12,6 +12,8 @@ import typer
 from sqlalchemy import Connection
 
 from migrations.run import upgrade
+from whetstone.calls import store as call_store
+from whetstone.calls.store import Filter
 from whetstone.cli.options import (
     ConfigOption,
     DataOption,
@@ -23,8 +25,7 @@ from whetstone.cli.options import (
     running_settings,
     until_enough,
 )
-from whetstone.cli.tables import call_lines, call_store
-from whetstone.cli.tables.call_store import Filter
+from whetstone.cli.tables import call_lines
 from whetstone.database.engine import snapshots
 
 POLL_S = 1.0
@@ -42,6 +43,13 @@ def tail(
         Literal["complete", "aborted", "error"] | None, typer.Option("--state", help="Only calls that ended so")
     ] = None,
     task: Annotated[str | None, typer.Option("--task", help="Only calls with this label")] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=0, help="Only calls that this version answered")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Only calls with the API key of this id")] = None,
+    least_s: Annotated[
+        float | None, typer.Option("--min-seconds", min=0, help="Only calls that took at least so long")
+    ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with the last calls, so many")] = 10,
     project: ProjectOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an object on each line")] = False,
@@ -52,7 +60,8 @@ def tail(
 
     A line has the time (UTC), the version, how the call ended, tokens read and sampled, seconds to the first token (of
     streams) and to the last, and the first words of the prompt. The database is read once a second, and never written.
-    JSON uses the names of `admin_completions`, with `task` and `split` of the trajectory.
+    JSON uses the names of `admin_completions`, with `task` and `split` of the trajectory, and `prompt`. The dashboard
+    follows calls at `/ui/live`, with the same filters.
 
     Examples:
 
@@ -63,19 +72,20 @@ def tail(
     own = settings.of_project(project) if project else settings.of_policy(policy)
     url = database_of(settings)
     upgrade(url)
+    wanted = Filter(own.project, policy, state, task, version, key, None if least_s is None else 1000 * least_s)
     width = console.width if console.is_terminal else None
 
     def show(rows: Iterable[dict[str, Any]]) -> None:
         for row in rows:
             if as_json:
-                print_json(call_lines.as_object(row))
+                print_json(row)
             else:
                 typer.echo(call_lines.line(row, width))
         sys.stdout.flush()
 
     try:
         with until_enough(), snapshots(url) as snapshot:
-            follower = Follower(snapshot, Filter(own.project, policy, state, task))
+            follower = Follower(snapshot, wanted)
             if width is not None and not as_json:
                 typer.echo(call_lines.head(width))
             show(follower.begin(lines, datetime.now(UTC)))

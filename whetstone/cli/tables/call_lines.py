@@ -8,17 +8,10 @@ from rich.cells import cell_len, set_cell_size
 from whetstone.domain.ids import version_id
 from whetstone.terminal.listing import shorten
 
-PROMPT = 200
-"""Characters of a prompt that are shown at most."""
 VERSION, TOKENS, SECONDS = 16, 10, 7
 """Widths of columns; a longer version is shortened on a terminal only."""
 HEAD = ("time UTC", "version", "state", "tokens", "first s", "total s", "prompt")
 Row = Mapping[str, Any]
-
-
-def as_object(row: Row) -> dict[str, Any]:
-    """Return the call for JSON: names of `admin_completions`, and `prompt`, the first words of what is new in it."""
-    return {name: value for name, value in row.items() if name != "new_messages"} | {"prompt": first_words(row)}
 
 
 def head(width: int | None) -> str:
@@ -31,18 +24,8 @@ def line(row: Row, width: int | None) -> str:
     version = version_id(row["policy"], row["policy_version"])
     tokens = f"{_number(row['prompt_tokens'])}→{_number(row['completion_tokens'])}"
     times = (_seconds(row["ttft_ms"]), _seconds(row["total_ms"]))
-    cells = (f"{row['created_at']:%H:%M:%S}", version, row["status"], tokens, *times, first_words(row))
+    cells = (f"{row['created_at']:%H:%M:%S}", version, row["status"], tokens, *times, row["prompt"])
     return _line(cells, width)
-
-
-def first_words(row: Row) -> str:
-    """Return the beginning of the last user message that is new in the call, else of its last new message."""
-    messages = row["new_messages"] or []
-    users = [one for one in messages if isinstance(one, Mapping) and one.get("role") == "user"]
-    words = _text((users or messages or [""])[-1])[: 4 * PROMPT]
-    # Text from apps must not move the reader's cursor.
-    plain = "".join(one if one.isprintable() else " " if one in "\n\t\r" else "·" for one in words)
-    return " ".join(plain.split())[:PROMPT]
 
 
 def _line(cells: Sequence[str], width: int | None) -> str:
@@ -54,17 +37,6 @@ def _line(cells: Sequence[str], width: int | None) -> str:
     if room is not None and cell_len(prompt) > room:
         prompt = f"{set_cell_size(prompt, room - 1)}…" if room > 1 else ""
     return f"{begin}  {prompt}".rstrip()
-
-
-def _text(message: Any) -> str:
-    """Return the text of a message, of its parts, or of a plain prompt."""
-    if isinstance(message, str):
-        return message
-    if isinstance(message, Mapping):
-        return _text(message.get("content") or message.get("text") or message.get("prompt") or "")
-    if isinstance(message, Sequence):
-        return " ".join(filter(None, map(_text, message)))
-    return ""
 
 
 def _number(value: int | None) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from whetstone.cli.tables.call_lines import first_words
+from whetstone.calls.words import first_words
 from whetstone.cli.tables.trajectory_tables import plain, text_with_calls
 from whetstone.transfer.exporting.rows import CHAT, Completion, build_conversation
 
@@ -73,7 +73,7 @@ def prompts(trajectory: Row) -> tuple[list[Prompt], dict[int, str]]:
             body["user"] = turn["end_user"]
         recorded = text_with_calls(conversation.messages[-1])
         version = turn["policy_version"]
-        possible.append(Prompt(turn["turn"], completion_id, version, body, first_words(turn), recorded))
+        possible.append(Prompt(turn["turn"], completion_id, version, body, first_words(turn["new_messages"]), recorded))
     return possible, skipped
 
 

@@ -25,7 +25,8 @@ MINE = (
     *("/ui/trajectories/unspelled", "/ui/trajectories?text=arrives", "/ui/trajectories?id=trains-17"),
     *("/ui/trajectories?version=x", "/ui/trajectories?task=arithmetic", "/ui/funnel", "/ui/funnel?window=all"),
     *("/ui/funnel?policy=starter&window=day", "/ui/feedback", "/ui/feedback?state=applied", "/ui/feedback/f000001"),
-    *("/ui/reviews", "/ui/keys", "/ui/keys?window=all"),
+    *("/ui/reviews", "/ui/keys", "/ui/keys?window=all", "/ui/live", "/ui/live?version=x&min=y&state=z", "/ui/policies"),
+    *("/ui/live?after=0", "/ui/policies?part=overview", "/ui/live?policy=starter&version=v0&state=complete&min=0.5"),
 )
 
 
@@ -63,7 +64,7 @@ def words(page: str) -> str:
 def ids_in(page: str, kind: str) -> list[str]:
     """The trajectories, or groups, that a list links to, in order."""
     body = page[page.index("<tbody>") : page.index("</tbody>")]
-    return re.findall(rf'<td><a href="/ui/{kind}/([^"?]+)">', body)
+    return re.findall(rf'<td><a(?: class="line")? href="/ui/{kind}/([^"?]+)">', body)
 
 
 def test_every_page_is_shown_with_hostile_texts_as_texts(looked_at: RunningProxy) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import NOW, Seed
 from tests.unit.whetstone.cli.commands.test_trajectories import Here, here
+from whetstone.calls.store import Filter
 from whetstone.cli.commands.tail import LONG, LONG_EVERY, SHORT, Follower
-from whetstone.cli.tables.call_store import Filter
 from whetstone.database.engine import snapshots
 
 __all__ = ["here"]

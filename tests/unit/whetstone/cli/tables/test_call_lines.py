@@ -3,21 +3,20 @@
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from whetstone.cli.tables.call_lines import HEAD, PROMPT, as_object, first_words, head, line
+from whetstone.calls.words import LINE, one_line
+from whetstone.cli.tables.call_lines import HEAD, head, line
 
 AT = datetime(2026, 1, 1, 12, 30, 5, tzinfo=UTC)
 QUESTION = "Which cell is free? " * 20
 
 
 def call(**changed: Any) -> dict[str, Any]:
-    messages = [{"role": "system", "content": "Play."}, {"role": "user", "content": QUESTION}]
     row = {"created_at": AT, "policy": "starter", "policy_version": 7, "status": "complete", "prompt_tokens": 412}
-    return row | {"completion_tokens": 38, "ttft_ms": 120.4, "total_ms": 1500.0, "new_messages": messages} | changed
+    return row | {"completion_tokens": 38, "ttft_ms": 120.4, "total_ms": 1500.0, "prompt": one_line(QUESTION)} | changed
 
 
 def test_a_line_has_every_column_and_fits_80_columns() -> None:
@@ -30,7 +29,7 @@ def test_a_line_has_every_column_and_fits_80_columns() -> None:
 def test_a_pipe_gets_whole_names_and_the_first_words() -> None:
     policy = "a-policy-with-a-long-name"
     shown = line(call(policy=policy), None)
-    assert f"{policy}@v7" in shown and shown.endswith(QUESTION[:PROMPT].strip())
+    assert f"{policy}@v7" in shown and shown.endswith(QUESTION[:LINE].strip())
 
 
 def test_nothing_measured_is_a_dash() -> None:
@@ -38,32 +37,8 @@ def test_nothing_measured_is_a_dash() -> None:
     assert line(row, None).split()[3:6] == ["412→–", "–", "–"]
 
 
-@pytest.mark.parametrize(
-    ("messages", "words"),
-    [
-        (None, ""),
-        ([], ""),
-        ([{"prompt": "once upon"}], "once upon"),
-        (["a plain prompt"], "a plain prompt"),
-        ([{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "image_url"}]}], "one"),
-        ([{"role": "user", "content": "first"}, {"role": "tool", "content": "42"}], "first"),
-        ([{"role": "tool", "content": "42"}], "42"),
-        ([{"role": "user", "content": "a\n\n b\x1b[2J"}], "a b·[2J"),
-        ([{"role": "user", "content": None}], ""),
-        ([[1, 2, 3]], ""),
-    ],
-)
-def test_the_first_words_are_those_of_the_last_user_message(messages: Any, words: str) -> None:
-    assert first_words({"new_messages": messages}) == words
-
-
-def test_json_has_the_prompt_in_place_of_the_messages() -> None:
-    shown = as_object(call())
-    assert shown["prompt"].startswith("Which cell") and "new_messages" not in shown and shown["policy_version"] == 7
-
-
 @given(st.text(max_size=80), st.integers(10, 200))
 def test_no_text_of_an_app_makes_a_line_wider_than_the_terminal(text: str, width: int) -> None:
-    shown = line(call(new_messages=[{"role": "user", "content": text}]), width)
+    shown = line(call(prompt=one_line(text)), width)
     assert "\n" not in shown
-    assert cell_len(shown) <= max(width, cell_len(line(call(new_messages=[]), None)))
+    assert cell_len(shown) <= max(width, cell_len(line(call(prompt=""), None)))
