@@ -45,6 +45,8 @@ class Visitor:
     """Whether the visitor signed in with a key, so that a sign-out is possible."""
     may_look: bool = True
     """Whether the visitor may see more than the sign-in page."""
+    rater: str = "local"
+    """Name under which the visitor rates attempts: the one that this browser chose, else the name of the key."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,19 @@ class Page:
 
 @dataclass(frozen=True)
 class ActionResult:
-    """Result of an action. `message` is shown on the next page, which is `to`, or else the action's `back`."""
+    """Result of an action. `message` is shown on the next page, which is `to`, else the form's field `page`, else
+    the action's `back`."""
 
     message: str
     to: str | None = None
+    rater: str | None = None
+    """The name under which this browser rates from now on; None: it stays."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """The address of a form. Errors of `act` (`ProxyError`) are shown on `back`, a path with the same placeholders."""
+    """The address of a form. Errors of `act` (`ProxyError`) are shown on the form's page: its field `page`, else
+    `back`, a path with the same placeholders."""
 
     path: str
     act: Callable[[FormRequest], Awaitable[ActionResult]]

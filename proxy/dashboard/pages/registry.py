@@ -1,7 +1,7 @@
 """All pages and actions of the dashboard, and the navigation."""
 
 from proxy.dashboard.interfaces import Action, Page
-from proxy.dashboard.pages import feedback, funnel, groups, keys, policies, trajectories
+from proxy.dashboard.pages import feedback, funnel, groups, keys, policies, ratings, trajectories
 
 _POLICY = "/ui/policies/{policy}"
 
@@ -17,6 +17,8 @@ PAGES = (
     Page("/ui/feedback", "feedback.html", feedback.feedback),
     Page("/ui/feedback/{feedback_id}", "feedback_one.html", feedback.one_feedback),
     Page("/ui/reviews", "reviews.html", feedback.reviews),
+    Page("/ui/rate", "rate.html", ratings.queue),
+    Page("/ui/rate/raters", "raters.html", ratings.raters),
     Page("/ui/keys", "keys.html", keys.keys),
 )
 ACTIONS = (
@@ -26,6 +28,9 @@ ACTIONS = (
     Action(f"{_POLICY}/pin", policies.pin, _POLICY),
     Action(f"{_POLICY}/step", policies.request_step, _POLICY),
     Action("/ui/reviews/{trajectory_id}", feedback.review, "/ui/reviews"),
+    Action("/ui/rate/name", ratings.set_name, "/ui/rate"),
+    Action("/ui/rate/trajectory/{trajectory_id}", ratings.rate, "/ui/rate"),
+    Action("/ui/rate/completion/{completion_id}", ratings.rate, "/ui/rate"),
 )
 NAV = (
     ("Policies", "/ui/policies"),
@@ -33,6 +38,7 @@ NAV = (
     ("Trajectories", "/ui/trajectories"),
     ("Why not trained", "/ui/funnel"),
     ("Feedback", "/ui/feedback"),
+    ("Rate", "/ui/rate"),
     ("Reviews", "/ui/reviews"),
     ("Keys and costs", "/ui/keys"),
 )
