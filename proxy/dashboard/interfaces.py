@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from proxy.api.version_moves import Ledger
+from proxy.background.comparisons import Comparisons
 from proxy.domain.feedback_rows import FeedbackResult
 from proxy.domain.policies import Policies
 from proxy.recording.recorder import Recorder
@@ -30,6 +31,7 @@ class Parts:
     """Store rows of feedback as `POST /v1/feedback` does: redacted, committed or journalled."""
     on_step_requested: Callable[[], None]
     """Notify the trainer that a step was requested."""
+    comparisons: Comparisons
 
 
 @dataclass(frozen=True)

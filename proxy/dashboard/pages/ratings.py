@@ -109,21 +109,22 @@ async def rate(request: FormRequest) -> ActionResult:
         raise BadRequest("choose thumbs, a score, or enter the right answer; a comment alone is not stored")
     if comment := form.get("comment", "").strip():
         body["comment"] = comment
-    await save(request, body, metadata)
+    await save(request, {**body, "metadata": metadata})
     return ActionResult(f"Saved: {summary}")
 
 
-async def save(request: FormRequest, body: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> str:
-    """Store a rating with its rater; return the id of the feedback.
+async def save(request: FormRequest, *bodies: Mapping[str, Any]) -> list[str]:
+    """Store ratings with their rater, all or none; return the ids of the feedback.
 
     Raises:
-        BadRequest: it is not valid feedback.
-        NotRecorded: it could not be stored.
+        BadRequest: one is not valid feedback.
+        NotRecorded: they could not be stored.
     """
-    named = {**body, "metadata": {"rater": request.visitor.rater, **(metadata or {})}}
-    (feedback,), _ = read_feedback(msgspec.json.encode(named))
-    (result,) = await request.parts.take([row_of(feedback, request.project, request.now)], request.visitor.key_id)
-    return result.id
+    rater = {"rater": request.visitor.rater}
+    named = [{**body, "metadata": {**rater, **body.get("metadata", {})}} for body in bodies]
+    feedback, _ = read_feedback(msgspec.json.encode(named))
+    rows = [row_of(one, request.project, request.now) for one in feedback]
+    return [result.id for result in await request.parts.take(rows, request.visitor.key_id)]
 
 
 async def set_name(request: FormRequest) -> ActionResult:

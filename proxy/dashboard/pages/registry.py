@@ -1,7 +1,7 @@
 """All pages and actions of the dashboard, and the navigation."""
 
 from proxy.dashboard.interfaces import Action, Page
-from proxy.dashboard.pages import feedback, funnel, groups, keys, policies, ratings, trajectories
+from proxy.dashboard.pages import compare, feedback, funnel, groups, keys, policies, ratings, trajectories
 
 _POLICY = "/ui/policies/{policy}"
 
@@ -19,6 +19,8 @@ PAGES = (
     Page("/ui/reviews", "reviews.html", feedback.reviews),
     Page("/ui/rate", "rate.html", ratings.queue),
     Page("/ui/rate/raters", "raters.html", ratings.raters),
+    Page("/ui/compare", "compare.html", compare.form),
+    Page("/ui/compare/{comparison_id}", "comparison.html", compare.comparison),
     Page("/ui/keys", "keys.html", keys.keys),
 )
 ACTIONS = (
@@ -31,6 +33,8 @@ ACTIONS = (
     Action("/ui/rate/name", ratings.set_name, "/ui/rate"),
     Action("/ui/rate/trajectory/{trajectory_id}", ratings.rate, "/ui/rate"),
     Action("/ui/rate/completion/{completion_id}", ratings.rate, "/ui/rate"),
+    Action("/ui/compare/start", compare.start, "/ui/compare"),
+    Action("/ui/compare/{comparison_id}/preference/{number}", compare.prefer, "/ui/compare/{comparison_id}"),
 )
 NAV = (
     ("Policies", "/ui/policies"),
@@ -38,6 +42,7 @@ NAV = (
     ("Trajectories", "/ui/trajectories"),
     ("Why not trained", "/ui/funnel"),
     ("Feedback", "/ui/feedback"),
+    ("Compare", "/ui/compare"),
     ("Rate", "/ui/rate"),
     ("Reviews", "/ui/reviews"),
     ("Keys and costs", "/ui/keys"),
