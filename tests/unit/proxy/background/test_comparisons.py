@@ -17,7 +17,7 @@ def calls(count: int, **body: Any) -> list[EvaluationCall]:
     return [EvaluationCall(f"t{number}", body, {"X-Split": "eval"}) for number in range(count)]
 
 
-class Served:
+class FakeEndpoint:
     """Answers when it is released."""
 
     def __init__(self) -> None:
@@ -53,18 +53,18 @@ async def until_idle(made: Comparisons) -> None:
 
 def test_few_calls_at_once_with_their_headers_and_principal() -> None:
     async def run() -> None:
-        served = Served()
-        made = Comparisons(served)
+        endpoint = FakeEndpoint()
+        made = Comparisons(endpoint)
         made.start(calls(3 * AT_ONCE, model="m"), PRINCIPAL_OF_ALL)
-        while served.running < AT_ONCE:
+        while endpoint.running < AT_ONCE:
             await asyncio.sleep(0)
-        served.release.set()
+        endpoint.release.set()
         await until_idle(made)
-        assert (served.most, len(served.scopes)) == (AT_ONCE, 3 * AT_ONCE)
-        scope = served.scopes[0]
+        assert (endpoint.most, len(endpoint.scopes)) == (AT_ONCE, 3 * AT_ONCE)
+        scope = endpoint.scopes[0]
         assert headers_of(scope)[b"x-split"] == b"eval" and headers_of(scope)[b"content-type"] == b"application/json"
         assert (scope["path"], scope[PRINCIPAL]) == ("/v1/chat/completions", PRINCIPAL_OF_ALL)
-        assert served.bodies[0] == b'{"model":"m"}' and made.failure("t0") is None
+        assert endpoint.bodies[0] == b'{"model":"m"}' and made.failure("t0") is None
 
     asyncio.run(run())
 
@@ -80,10 +80,10 @@ def test_few_calls_at_once_with_their_headers_and_principal() -> None:
 )
 def test_what_went_wrong_is_remembered(error: Exception | None, status: int, body: bytes, why: str) -> None:
     async def run() -> None:
-        served = Served()
-        served.error, served.status, served.body = error, status, body
-        served.release.set()
-        made = Comparisons(served)
+        endpoint = FakeEndpoint()
+        endpoint.error, endpoint.status, endpoint.body = error, status, body
+        endpoint.release.set()
+        made = Comparisons(endpoint)
         made.start(calls(1), PRINCIPAL_OF_ALL)
         await until_idle(made)
         assert made.failure("t0") == why and made.failure("t1") is None
@@ -93,7 +93,7 @@ def test_what_went_wrong_is_remembered(error: Exception | None, status: int, bod
 
 def test_a_call_that_takes_too_long_is_given_up() -> None:
     async def run() -> None:
-        made = Comparisons(Served(), timeout_s=0.01)
+        made = Comparisons(FakeEndpoint(), timeout_s=0.01)
         made.start(calls(1), PRINCIPAL_OF_ALL)
         await until_idle(made)
         assert made.failure("t0") == "there was no answer within 0.01 s"
@@ -103,14 +103,14 @@ def test_a_call_that_takes_too_long_is_given_up() -> None:
 
 def test_too_many_are_refused_and_the_end_cancels_all() -> None:
     async def run() -> None:
-        served = Served()
-        made = Comparisons(served)
+        endpoint = FakeEndpoint()
+        made = Comparisons(endpoint)
         made.start(calls(MOST_WAITING), PRINCIPAL_OF_ALL)
         with pytest.raises(Busy):
             made.start(calls(1), PRINCIPAL_OF_ALL)
-        while served.running < AT_ONCE:
+        while endpoint.running < AT_ONCE:
             await asyncio.sleep(0)
         await made.close()
-        assert (served.cancelled, served.running, len(served.scopes)) == (AT_ONCE, 0, AT_ONCE)
+        assert (endpoint.cancelled, endpoint.running, len(endpoint.scopes)) == (AT_ONCE, 0, AT_ONCE)
 
     asyncio.run(run())

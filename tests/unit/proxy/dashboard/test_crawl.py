@@ -25,7 +25,8 @@ MINE = (
     *("/ui/trajectories/unspelled", "/ui/trajectories?text=arrives", "/ui/trajectories?id=trains-17"),
     *("/ui/trajectories?version=x", "/ui/trajectories?task=arithmetic", "/ui/funnel", "/ui/funnel?window=all"),
     *("/ui/funnel?policy=starter&window=day", "/ui/feedback", "/ui/feedback?state=applied", "/ui/feedback/f000001"),
-    *("/ui/reviews", "/ui/keys", "/ui/keys?window=all"),
+    *("/ui/reviews", "/ui/keys", "/ui/keys?window=all", "/ui/rate", "/ui/rate?policy=starter&split=eval"),
+    *("/ui/rate/raters", "/ui/compare", "/ui/compare?trajectory=hostile", "/ui/compare?trajectory=agent&turn=0"),
 )
 
 
