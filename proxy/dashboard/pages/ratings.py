@@ -93,7 +93,8 @@ async def rate(request: FormRequest) -> ActionResult:
         NotRecorded: the rating could not be stored.
     """
     ((name, target_id),) = request.path.items()
-    form, body, summary = request.form, {name: target_id}, ""
+    form, summary = request.form, ""
+    body: dict[str, Any] = {name: target_id}
     metadata: dict[str, Any] = {}
     if form.get("thumbs") in ("up", "down"):
         body["thumbs"] = form["thumbs"]

@@ -25,7 +25,7 @@ RATEABLE = (TrajectoryStatus.OPEN, TrajectoryStatus.ENDED, TrajectoryStatus.REWA
 
 f, j, t = schema.feedback.c, schema.judgements.c, schema.trajectories.c
 
-_RATER = cast(f.metadata["rater"].as_string(), Text)
+rater_name = cast(f.metadata["rater"].as_string(), Text)
 _CANDIDATE = (
     *(t.id, t.group_id, t.policy, t.task, t.split, t.state, t.reward, t.reward_source, t.tail_completion_id),
     t.created_at,
@@ -88,7 +88,7 @@ def own(
     connection: Connection, project: str, rater: str, trajectory_ids: Collection[str], completion_ids: Collection[str]
 ) -> dict[str, dict[str, Any]]:
     """Return the last rating that a rater gave each of these attempts and answers, by the id of its target."""
-    query = select(*_RATING).where(f.project == project, rater == _RATER, *_STANDS)
+    query = select(*_RATING).where(f.project == project, rater_name == rater, *_STANDS)
     queries = [query.where(f.trajectory_id.in_(trajectory_ids))] if trajectory_ids else []
     for kind, ids in (("trajectory", trajectory_ids), ("completion", completion_ids)):
         if ids:
@@ -99,7 +99,7 @@ def own(
 
 def newest_ratings(connection: Connection, project: str) -> RowPage:
     """Return the latest ratings of all raters."""
-    within, filters = [f.project == project], [_RATER.is_not(None), f.reward.is_not(None), *_STANDS]
+    within, filters = [f.project == project], [rater_name.is_not(None), f.reward.is_not(None), *_STANDS]
     return newest(connection, schema.feedback, _RATING, within, filters, None, MOST_RATINGS)
 
 

@@ -5,18 +5,22 @@
   let chosen = null;
   document.documentElement.dataset.keys = "";  // shows what the keys are
 
+  // All attempts of the page; the main one first, wherever it stands.
   function attempts() {
-    return [...document.querySelectorAll(ATTEMPT)];
+    const all = [...document.querySelectorAll(ATTEMPT)];
+    return all.sort((one, other) => (other.dataset.attempt === "main") - (one.dataset.attempt === "main"));
   }
-  // The attempt that keys act on: the one that was focused last, else the main one of the page.
+  // The attempt that was focused last, else the main one of the page.
+  function focused() {
+    return chosen && chosen.isConnected ? chosen : document.querySelector('[data-attempt="main"]');
+  }
+  // The attempt that keys act on.
   function current() {
-    if (chosen && chosen.isConnected) return chosen;
-    return document.querySelector('[data-attempt="main"]') || document.querySelector(ATTEMPT);
+    return focused() || document.querySelector(ATTEMPT);
   }
   function move(by) {
     const all = attempts();
-    const at = chosen && chosen.isConnected ? all.indexOf(chosen) : by > 0 ? -1 : all.length;
-    const next = all[at + by];
+    const next = all[all.indexOf(focused()) + by];
     const more = by > 0 && document.querySelector("[data-next-attempts]");
     if (next) {
       next.focus({ preventScroll: true });
@@ -68,7 +72,11 @@
   async function rate(form, fields, button) {
     const [text, isWrong] = await send(form, fields);
     show(form, text, isWrong);
-    if (isWrong || !button || !button.name) return;
+    if (isWrong) return;
+    const { comment, demonstration } = form.elements;
+    if (comment) comment.defaultValue = comment.value;  // a comment goes with the next rating too
+    if (demonstration && demonstration.value === fields.get("demonstration")) demonstration.value = "";
+    if (!button || !button.name) return;
     for (const one of form.querySelectorAll("[aria-pressed]")) one.setAttribute("aria-pressed", String(one === button));
   }
   const last = new WeakMap();
