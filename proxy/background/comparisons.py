@@ -4,7 +4,6 @@ The answers are read from the database. Only what went wrong is remembered here,
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,12 @@ import msgspec
 
 from proxy.errors import Busy, ProxyError
 from proxy.http.asgi import PRINCIPAL, Receive, Routes
-from proxy.supervision import note_unexpected
+from proxy.supervision import note_unexpected, unexpected
 from whetstone.domain.api_keys import Principal
 
 PATH = "/v1/chat/completions"
+PART = "comparisons"
+"""Name under which unexpected errors are counted."""
 AT_ONCE = 4
 """Most calls of a project at the same time: apps wait for few of them at most."""
 MOST_WAITING = 64
@@ -25,8 +26,6 @@ TIMEOUT_S = 600.0
 """Longest time of one call, without its wait for the others."""
 MOST_FAILURES = 1_000
 """Failures that are remembered, the newest."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Comparisons:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: dict[str, str] = {}
+        unexpected[PART] += 0
 
     @property
     def waiting(self) -> int:
@@ -97,7 +97,7 @@ class Comparisons:
         except TimeoutError:
             self._fail(call, f"there was no answer within {self._timeout_s:g} s")
         except Exception as error:
-            note_unexpected("comparison", f"call {call.trajectory_id}", error)
+            note_unexpected(PART, f"call {call.trajectory_id}", error)
             self._fail(call, "an internal error; the proxy's log has it")
         else:
             if answer.status != 200:
