@@ -60,7 +60,7 @@ def queue(request: PageRequest) -> Mapping[str, Any]:
             if row["tail_completion_id"] in conversations
         ],
         "waiting": len(ranked),
-        "candidates": store_ratings.CANDIDATES,
+        "page": page,
         "filters": filters,
         "policies": store_trajectories.policy_names(at, project),
         "later": pagination.href(PATH, {**filters, "after": later}) if later else None,

@@ -13,8 +13,10 @@ from proxy.dashboard.queries.newest import RowPage, equal, newest
 from whetstone.database.types import Json
 from whetstone.domain.states import FeedbackState, TrajectoryStatus
 
-CANDIDATES = 300
+CANDIDATES = 200
 """Most attempts that the queue is chosen from, the newest."""
+CANDIDATES_S = 0.04
+"""How long to look for them."""
 MOST_OPINIONS = 5_000
 """Most feedback on them that is read, the latest."""
 MOST_JUDGEMENTS = 300
@@ -48,7 +50,9 @@ def candidates(connection: Connection, project: str, filters: Mapping[str, str])
     """Return the newest attempts that may be rated. `filters`: policy, task and split, where they are chosen."""
     chosen = equal(*((t[name], filters.get(name)) for name in ("policy", "task", "split")))
     rateable = [t.state.in_(RATEABLE), t.tail_completion_id.is_not(None), *chosen]
-    return newest(connection, schema.trajectories, _CANDIDATE, [t.project == project], rateable, None, CANDIDATES)
+    return newest(
+        connection, schema.trajectories, _CANDIDATE, [t.project == project], rateable, None, CANDIDATES, CANDIDATES_S
+    )
 
 
 def feedback_about(connection: Connection, project: str, trajectory_ids: Collection[str]) -> list[dict[str, Any]]:
