@@ -36,8 +36,10 @@ def compare(person: Person, **fields: str) -> str:
 
 
 def shown(person: Person, path: str, text: str) -> str:
-    """The comparison's page, once it has this text."""
-    return str(wait_for(lambda: text in words(page := person.get(path).text) and page))
+    """The comparison's page, once no answer is waited for; it has this text."""
+    page = str(wait_for(lambda: "data-live" not in (page := person.get(path).text) and page))
+    assert text in words(page)
+    return page
 
 
 def trajectories(proxy: RunningProxy, path: str) -> dict[str, Any]:
