@@ -186,6 +186,8 @@ class Proxy:
         for tenant in tenants:  # recovery may have taken long
             await tenant.read_again()
         self._opened.push_async_callback(self._leave)
+        for tenant in tenants:
+            self._opened.push_async_callback(tenant.comparisons.close)
         await self._look_after_servers(ReplicaTables(store.engine, settings.project, projects, store.changes))
         health.add(
             self.tenants[settings.project].api,

@@ -20,6 +20,7 @@ from proxy.api.admin import keys, privacy
 from proxy.api.admin import policies as admin
 from proxy.api.feedback_ingest import FeedbackIngest
 from proxy.api.version_moves import Ledger
+from proxy.background.comparisons import Comparisons
 from proxy.background.evaluations import EvaluationSampler
 from proxy.background.sampler import BackgroundSampler
 from proxy.background.shadow_groups import Shadows
@@ -137,6 +138,7 @@ class Tenant:
         self._evaluating = EvaluationSampler(tables, policies, drawing)
         take = FeedbackIngest(recorder, self.threads, redactor, partial(store.targets, project))
         ledger = Ledger(settings, store.engine, recorder, replicas, self.read_again)
+        self.comparisons = Comparisons(self.inference)
         self.dashboard = dashboard.build(
             Parts(
                 settings=settings,
@@ -147,6 +149,7 @@ class Tenant:
                 take=take,
                 on_step_requested=on_step_requested,
                 written_until=lambda: peers.written_until,
+                comparisons=self.comparisons,
             )
         )
         self.api = api.build(

@@ -14,6 +14,9 @@ JUDGED = 100
 """Groups of each block that a judge has ranked."""
 MEMBERS_OF_A_STEP = 256
 REVIEWS = 40
+COMPARISON = f"compare-{'0' * 32}"
+SAMPLES = 8
+"""Answers of each side of the comparison."""
 
 _MEMBERS = text("""
     INSERT INTO step_trajectories (project, step_id, trajectory_id, policy, group_id, reward, advantage, staleness)
@@ -40,12 +43,15 @@ def dress(connection: Connection, blocks: int) -> None:
         trained.where(t.id.like("%11-_")).values(bent),
         schema.completions.update().values(policy_version=version, key_id=keys, ttft_ms=12.5),
         schema.feedback.update().where(f.id.like("%-1-f")).values(source="thumbs", comment="not so good"),
+        schema.feedback.update().where(f.id.like("%-2-f")).values(metadata={"rater": "Anna"}),
+        schema.feedback.update().where(f.id.like("%-3-f")).values(metadata={"rater": "Ben"}),
     ):
         connection.execute(update)
 
 
 def add_history(connection: Connection, blocks: int, now: datetime, dice: random.Random) -> None:
-    """Add versions and steps, one per block, with their trajectories, judgements, and trajectories to review."""
+    """Add versions and steps, one per block, with their trajectories, judgements, trajectories to review, and a
+    comparison."""
     for table, rows in _rows(blocks, now, dice).items():
         insert(connection, table, rows)
     for number in range(1, blocks):
@@ -56,6 +62,20 @@ def add_history(connection: Connection, blocks: int, now: datetime, dice: random
     connection.execute(schema.policies.update().where(p.id == POLICY).values(next_version=blocks, next_step=blocks))
     newest = select(t.id).where(t.project == PROJECT).order_by(t.created_at.desc()).limit(REVIEWS)
     connection.execute(schema.trajectories.update().where(t.id.in_(newest)).values(review_at=now))
+    _add_comparison(connection)
+
+
+def _add_comparison(connection: Connection) -> None:
+    """Add a comparison whose answers are copies of one."""
+    c, t = schema.completions.c, schema.trajectories.c
+    first = select(schema.completions).where(c.project == PROJECT, c.turn == 0).order_by(c.created_at).limit(1)
+    completion = dict(connection.execute(first).one()._mapping)
+    of_it = select(schema.trajectories).where(t.project == PROJECT, t.id == completion["trajectory_id"])
+    trajectory = dict(connection.execute(of_it).one()._mapping)
+    names = [f"{COMPARISON}.{side}{number}" for side in "ab" for number in range(1, SAMPLES + 1)]
+    insert(connection, schema.trajectories, [trajectory | {"id": name, "split": "eval"} for name in names])
+    own_ids = {name: {"id": f"{name}-c", "trajectory_id": name, "turn_key": None, "history": None} for name in names}
+    insert(connection, schema.completions, [completion | own for own in own_ids.values()])
 
 
 def ids(connection: Connection, count: int, dice: random.Random, blocks: int) -> dict[str, list[str]]:
@@ -69,6 +89,7 @@ def ids(connection: Connection, count: int, dice: random.Random, blocks: int) ->
         "trajectory_id": [f"{block}-t{group}-{member}" for block, group, member in things],
         "feedback_id": [f"{block}-t{group}-{member}-f" for block, group, member in things],
         "policy": [POLICY],
+        "comparison_id": [COMPARISON],
         "number": [str(dice.randrange(1, steps + 1)) for _ in range(count)],
     }
 

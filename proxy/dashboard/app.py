@@ -12,14 +12,16 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from proxy.dashboard import error_page, rendering, session
 from proxy.dashboard.interfaces import Action, FormRequest, Page, PageRequest, Parts, Visitor
-from proxy.dashboard.middleware import VISITOR, address_of, here, read_form
+from proxy.dashboard.middleware import VISITOR, address_of, here, is_https, read_form
 from proxy.dashboard.pages.registry import ACTIONS, NAV, PAGES
 from proxy.errors import BadRequest, DatabaseAway, NotFound, ProxyError
+
+JSON = "application/json"
 
 log = logging.getLogger(__name__)
 
@@ -84,22 +86,35 @@ async def _act(action: Action, parts: Parts, request: Request) -> Response:
     visitor: Visitor = request.scope[VISITOR]
     form = await read_form(request.receive, visitor)
     back = action.back.format_map({name: quote(value, safe="") for name, value in request.path_params.items()})
+    back = session.own_path(form["page"]) if form.get("page") else back
+    by_script = request.headers.get("accept") == JSON
     try:
         result = await action.act(FormRequest(request.path_params, visitor, parts, datetime.now(UTC), form))
     except NotFound:
         raise
     except ProxyError as error:
-        return _go(back, session.encode_notice(error.message, wrong=True))
+        return _refused(error, back, by_script=by_script)
     except SQLAlchemyError as error:
         log.error("%s: %s", request.url.path, error)
-        return _go(
-            back,
-            session.encode_notice("the database does not answer, so nothing was changed; try again soon", wrong=True),
-        )
-    return _go(result.to or back, session.encode_notice(result.message, wrong=False))
+        away = DatabaseAway("the database does not answer, so nothing was changed; try again soon")
+        return _refused(away, back, by_script=by_script)
+    response = _answer(200, result.message) if by_script else _go(result.to or back, result.message, wrong=False)
+    if result.rater is not None:
+        response.raw_headers.append(session.rater_cookie(result.rater, secure=is_https(request.scope)))
+    return response
 
 
-def _go(to: str, notice: str) -> Response:
+def _refused(error: ProxyError, back: str, *, by_script: bool) -> Response:
+    return _answer(error.status, error.message) if by_script else _go(back, error.message, wrong=True)
+
+
+def _answer(status: int, message: str) -> Response:
+    """Answer a script that sent a form: it shows the message itself."""
+    return JSONResponse({"message": message}, status, {"cache-control": "no-store"})
+
+
+def _go(to: str, message: str, *, wrong: bool) -> Response:
+    notice = session.encode_notice(message, wrong=wrong)
     response = RedirectResponse(to, 303)
     response.raw_headers.append(session.cookie(session.NOTICE, notice, lives_s=session.NOTICE_LIFETIME_S))
     return response

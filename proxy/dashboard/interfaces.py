@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from proxy.api.version_moves import Ledger
+from proxy.background.comparisons import Comparisons
 from proxy.domain.feedback_rows import FeedbackResult
 from proxy.domain.policies import Policies
 from proxy.recording.recorder import Recorder
@@ -32,6 +33,7 @@ class Parts:
     """Notify the trainer that a step was requested."""
     written_until: Callable[[], float]
     """Return the time (seconds since the epoch) before which all finished calls are in the tables."""
+    comparisons: Comparisons
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Visitor:
     """Whether the visitor signed in with a key, so that a sign-out is possible."""
     may_look: bool = True
     """Whether the visitor may see more than the sign-in page."""
+    rater: str = "local"
+    """Name under which the visitor rates attempts: the one that this browser chose, else the name of the key."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +101,19 @@ class Page:
 
 @dataclass(frozen=True)
 class ActionResult:
-    """Result of an action. `message` is shown on the next page, which is `to`, or else the action's `back`."""
+    """Result of an action. `message` is shown on the next page, which is `to`, else the form's field `page`, else
+    the action's `back`."""
 
     message: str
     to: str | None = None
+    rater: str | None = None
+    """The name under which this browser rates from now on; None: it stays."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """The address of a form. Errors of `act` (`ProxyError`) are shown on `back`, a path with the same placeholders."""
+    """The address of a form. Errors of `act` (`ProxyError`) are shown on the form's page: its field `page`, else
+    `back`, a path with the same placeholders."""
 
     path: str
     act: Callable[[FormRequest], Awaitable[ActionResult]]

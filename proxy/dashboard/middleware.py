@@ -93,7 +93,7 @@ class DashboardDoor:
             return
         visitor = scope[VISITOR] = await self._visitor(scope)
         if FRESH in scope:
-            send = WithHeaders(send, [session.cookie(session.FORM, scope[FRESH], secure=_is_https(scope))])
+            send = WithHeaders(send, [session.cookie(session.FORM, scope[FRESH], secure=is_https(scope))])
         if path == session.SIGN_IN:
             await self._sign_in(scope, receive, send)
         elif not visitor.may_look:
@@ -117,7 +117,8 @@ class DashboardDoor:
             signed_in = await self._signed_in(session_token)
             if signed_in is not None:
                 scope[PRINCIPAL] = signed_in
-                return Visitor(signed_in.project, signed_in.key_id, session.csrf_of(session_token), signed_in=True)
+                csrf = session.csrf_of(session_token)
+                return Visitor(signed_in.project, signed_in.key_id, csrf, signed_in=True, rater=_rater(scope))
         token = session.token_of(headers, session.FORM)
         if token is None:
             token = scope[FRESH] = session.new_token()
@@ -125,7 +126,7 @@ class DashboardDoor:
         if self.keys.needed and not with_key:
             return Visitor(self.home, None, csrf, signed_in=False, may_look=False)
         principal = scope[PRINCIPAL] = self.keys.admit(headers, "admin") if self.keys.needed else anybody(self.home)
-        return Visitor(principal.project, principal.key_id, csrf, signed_in=False)
+        return Visitor(principal.project, principal.key_id, csrf, signed_in=False, rater=_rater(scope))
 
     async def _signed_in(self, token: str) -> Principal | None:
         """Return the principal that signed in, as long as its key is valid and has the scope `admin`."""
@@ -165,7 +166,7 @@ class DashboardDoor:
             )
         )
         lives_s = int(session.LIFETIME.total_seconds())
-        await _go(send, after, session.cookie(session.COOKIE, token, lives_s=lives_s, secure=_is_https(scope)))
+        await _go(send, after, session.cookie(session.COOKIE, token, lives_s=lives_s, secure=is_https(scope)))
 
     async def _sign_out(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
@@ -230,6 +231,12 @@ async def _send_file(scope: Scope, send: Send, name: str) -> None:
     await send_whole(send, 200, headers, b"" if scope["method"] == "HEAD" else asset.body)
 
 
+def _rater(scope: Scope) -> str:
+    """Return the name under which the visitor rates."""
+    principal: Principal = scope[PRINCIPAL]
+    return session.rater_of(headers_of(scope)) or principal.name or Visitor.rater
+
+
 def here(scope: Scope) -> str:
     """Return the path and query of a request."""
     query = scope["query_string"].decode("latin-1")
@@ -242,10 +249,10 @@ def address_of(scope: Scope) -> str:
     if not host:  # HTTP/1.0 may leave it out
         name, port = scope["server"]
         host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
-    return f"{'https' if _is_https(scope) else 'http'}://{host}"
+    return f"{'https' if is_https(scope) else 'http'}://{host}"
 
 
-def _is_https(scope: Scope) -> bool:
+def is_https(scope: Scope) -> bool:
     """Return whether the browser used TLS, which may end before us.
 
     Forwarded headers are not trusted. The browser itself shows it: by the origin of forms, by the referrer of links.

@@ -15,6 +15,7 @@ from datetime import timedelta
 
 from proxy.domain.address import DASHBOARD
 from proxy.http.asgi import Header
+from whetstone.domain.api_keys import NAME
 
 COOKIE = "whetstone_ui"
 FORM = "whetstone_form"
@@ -22,7 +23,10 @@ FORM = "whetstone_form"
 no session cookie, and must not replace that cookie."""
 NOTICE = "whetstone_said"
 """Cookie with the result of an action, for the next page."""
+RATER = "whetstone_rater"
+"""Cookie with the name under which this browser rates attempts."""
 LIFETIME = timedelta(hours=12)
+RATER_LIFETIME_S = 365 * 24 * 3600
 NOTICE_LIFETIME_S = 60
 MOST_NOTICE = 1000
 """Characters: browsers drop a cookie over 4 KB."""
@@ -53,9 +57,7 @@ def csrf_of(token: str) -> str:
 def token_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
     """Return the token in a request's cookie; None if it is missing or malformed. If the name comes twice, the first
     cookie counts, which has the longer path."""
-    pieces = headers.get(b"cookie", b"").decode("latin-1").split(";")
-    cookies = (piece.strip().partition("=") for piece in pieces)
-    token = next((value for key, _, value in cookies if key == name), "")
+    token = _cookie_of(headers, name)
     return token if _TOKEN.fullmatch(token) else None
 
 
@@ -68,20 +70,46 @@ def cookie(name: str, value: str, *, lives_s: int | None = None, secure: bool = 
 
 def encode_notice(text: str, *, wrong: bool) -> str:
     """Encode a message for the next page as a cookie value."""
-    kind = "!" if wrong else "."
-    return base64.urlsafe_b64encode((kind + text[:MOST_NOTICE]).encode()).decode().rstrip("=")
+    return _encode(("!" if wrong else ".") + text[:MOST_NOTICE])
 
 
 def decode_notice(value: str) -> tuple[str, bool] | None:
     """Decode a message and whether it is an error; None if it cannot be read."""
-    try:
-        text = base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True).decode()
-    except ValueError:
-        return None
+    text = _decode(value)
     return (text[1:], text[0] == "!") if text[:1] in ("!", ".") else None
+
+
+def rater_cookie(name: str, *, secure: bool = False) -> Header:
+    """Return the header that stores the name under which this browser rates; an empty name deletes it."""
+    return cookie(RATER, _encode(name), lives_s=RATER_LIFETIME_S if name else 0, secure=secure)
+
+
+def rater_of(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the name under which this browser rates; None if it has chosen none."""
+    name = _decode(_cookie_of(headers, RATER))
+    return name if re.fullmatch(NAME, name) else None
 
 
 def own_path(path: str) -> str:
     """Return the path to open after the sign-in: `path` if it belongs to the dashboard, else FIRST. A link may contain
     any path."""
     return path if _OWN_PATH.fullmatch(path) and not path.startswith(SIGN_IN) else FIRST
+
+
+def _cookie_of(headers: Mapping[bytes, bytes], name: str) -> str:
+    """Return the value of a cookie; empty if it is missing. The first of this name counts."""
+    pieces = headers.get(b"cookie", b"").decode("latin-1").split(";")
+    cookies = (piece.strip().partition("=") for piece in pieces)
+    return next((value for key, _, value in cookies if key == name), "")
+
+
+def _encode(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _decode(value: str) -> str:
+    """Return the text of a cookie; empty if it cannot be decoded."""
+    try:
+        return base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        return ""

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.unit.proxy.conftest import BASE_NAMES, FakeVllm, RunningProxy, settings_for
-from tests.unit.proxy.ui_scene import Scene, fill
+from tests.unit.proxy.ui_scene import Scene, compare, fill
 from tests.unit.proxy.ui_story import Story
 from whetstone.domain.api_keys import KeyScope, hash_of, new_key
 from whetstone.registry import api_key_store
@@ -110,7 +110,9 @@ def filled(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """A proxy on loopback without keys: a policy that has learned, and conversations of every kind."""
     proxy, fake = _running(sqlite_template, tmp_path_factory.mktemp("filled"))
     now = datetime.now(UTC)
-    fill(Scene(proxy.engine, now - timedelta(minutes=5)))
+    scene = Scene(proxy.engine, now - timedelta(minutes=5))
+    fill(scene)
+    compare(scene)
     Story(proxy.engine, now, policy="agent").tell()
     before = Story(proxy.engine, now - timedelta(days=2), policy="agent")
     for version, won in ((0, 20), (12, 10), (24, 40)):

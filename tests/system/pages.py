@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tests.unit.proxy.ui_scene import COMPARISON
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -29,5 +31,10 @@ VISITS = (
     Visit("/ui/funnel", "Why not trained", "/ui/funnel"),
     Visit("/ui/feedback", "Feedback", "/ui/feedback"),
     Visit("/ui/reviews", "Reviews", "/ui/reviews"),
+    Visit("/ui/compare", "Compare", "/ui/compare"),
+    Visit("/ui/compare?trajectory=agent&turn=1", "Compare", "/ui/compare"),
+    Visit(f"/ui/compare/{COMPARISON}", "starter@v0 and starter", "/ui/compare/{comparison_id}"),
+    Visit("/ui/rate", "Rate", "/ui/rate"),
+    Visit("/ui/rate/raters", "Raters", "/ui/rate/raters"),
     Visit("/ui/keys", "Keys and costs", "/ui/keys"),
 )

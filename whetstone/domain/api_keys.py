@@ -52,6 +52,8 @@ class Principal(msgspec.Struct, frozen=True):
     requests_per_min: int | None = None
     """Rate limit; None: no limit."""
     tokens_per_min: int | None = None
+    name: str | None = None
+    """Name of the key."""
 
     def allows(self, need: Need) -> bool:
         """Return whether the caller's scopes suffice for this."""

@@ -71,11 +71,11 @@ def living(
     connection: Connection, projects: Sequence[str], now: datetime
 ) -> dict[str, tuple[Principal, datetime | None]]:
     """Return the valid keys of these projects: hash -> principal and expiry."""
-    columns = (k.secret_sha256, k.project, k.id, k.scopes, k.expires_at, k.requests_per_min, k.tokens_per_min)
+    columns = (k.secret_sha256, k.project, k.id, k.scopes, k.expires_at, k.requests_per_min, k.tokens_per_min, k.name)
     stands = (k.project.in_(projects), k.revoked_at.is_(None), or_(k.expires_at.is_(None), k.expires_at > now))
     return {
         row.secret_sha256: (
-            Principal(row.project, row.id, frozenset(row.scopes), row.requests_per_min, row.tokens_per_min),
+            Principal(row.project, row.id, frozenset(row.scopes), row.requests_per_min, row.tokens_per_min, row.name),
             row.expires_at,
         )
         for row in connection.execute(select(*columns).where(*stands))

@@ -1,1 +1,1 @@
-"""Move trajectories and versions out (`exporting`) and in (`importing`)."""
+"""Move trajectories and versions out (`exporting`) and in (`importing`); `repeat` asks recorded prompts again."""

@@ -8,17 +8,14 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
 from proxy.dashboard import pagination
 from proxy.dashboard.interfaces import ActionResult, FormRequest, PageRequest
+from proxy.dashboard.pages import ratings
 from proxy.dashboard.queries import counts as store_counts
 from proxy.dashboard.queries import feedback as store_feedback
 from proxy.dashboard.queries.newest import read_place
 from proxy.dashboard.views import funnel
-from proxy.dashboard.views.message_view import messages_of
-from proxy.domain.feedback import read_feedback
-from proxy.domain.feedback_rows import row_of
+from proxy.dashboard.views.message_view import excerpt
 from proxy.errors import BadRequest, NotFound
 from proxy.recording.store import REVIEWS_AT_ONCE
 from whetstone.domain.ids import ID
@@ -26,9 +23,6 @@ from whetstone.domain.states import FeedbackState
 
 SOURCES = ("reward", "thumbs", "parts", "demonstration", "judge", "end", "close")
 COUNTED = timedelta(days=7)
-MOST_MESSAGES = 8
-"""Most messages of a conversation: the first one, and the rest from its end."""
-MOST_CHARACTERS = 3_000
 
 
 def feedback(request: PageRequest) -> Mapping[str, Any]:
@@ -74,18 +68,8 @@ def reviews(request: PageRequest) -> Mapping[str, Any]:
     group_ids = {row["group_id"] for row in rows} - {None}
     scores = store_feedback.explanations(request.connection, request.project, group_ids)
     return {
-        "rows": [{**row, **_conversation(row), "scores": scores.get(row["trajectory_id"], [])} for row in rows],
+        "rows": [{**row, **excerpt(row), "scores": scores.get(row["trajectory_id"], [])} for row in rows],
         "at_once": REVIEWS_AT_ONCE,
-    }
-
-
-def _conversation(row: Mapping[str, Any]) -> dict[str, Any]:
-    messages = messages_of(row["messages"], MOST_CHARACTERS)
-    left_out = max(0, len(messages) - MOST_MESSAGES)
-    return {
-        "messages": [*messages[:1], *messages[1 - MOST_MESSAGES :]] if left_out else messages,
-        "left_out": left_out,
-        "answer": messages_of(row["response"], MOST_CHARACTERS),
     }
 
 
@@ -103,10 +87,9 @@ async def review(request: FormRequest) -> ActionResult:
         body["reward"] = _reward(request.form.get("reward", ""))
     if comment := request.form.get("comment", "").strip():
         body["comment"] = comment
-    (parsed,), _ = read_feedback(msgspec.json.encode(body))
-    (result,) = await request.parts.take([row_of(parsed, request.project, request.now)], request.visitor.key_id)
+    (feedback_id,) = await ratings.save(request, body)
     summary = f"thumbs {body['thumbs']}" if "thumbs" in body else f"reward {body['reward']:g}"
-    return ActionResult(f"Saved: {summary} for {body['trajectory_id']} (feedback {result.id}).")
+    return ActionResult(f"Saved: {summary} for {body['trajectory_id']} (feedback {feedback_id}).")
 
 
 def _reward(text: str) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 from proxy.dashboard import pagination
 from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import groups as store_groups
+from proxy.dashboard.queries import ratings as store_ratings
 from proxy.dashboard.queries import trajectories
 from proxy.dashboard.queries.first_lines import group_prompts
 from proxy.dashboard.queries.newest import read_place
@@ -21,6 +22,10 @@ MOST_ATTEMPTS = 16
 BEST = 10
 MOST_ANSWER = 4_000
 """Most characters of an answer."""
+EARLIER_TURNS = 6
+"""Most turns of an attempt that are shown folded above its last answer."""
+MOST_EARLIER = 600
+"""Most characters of each part in them."""
 
 
 def groups(request: PageRequest) -> Mapping[str, Any]:
@@ -58,6 +63,9 @@ def group(request: PageRequest) -> Mapping[str, Any]:
     answers = store_groups.answers(at, project, tails)
     weighed = {one["trajectory_id"]: one for one in store_groups.advantages(at, project, [row["policy"]], ids)}
     judgements = store_groups.judgements(at, project, group_id)
+    own = store_ratings.own(at, project, request.visitor.rater, ids, ())
+    several = [one["id"] for one in shown if one["completions"] > 1]
+    turns = store_groups.turns(at, project, several, EARLIER_TURNS)
     feedback = store_groups.feedback_on(at, project, ids)
     best = _best(members)
     attempts = [
@@ -68,6 +76,9 @@ def group(request: PageRequest) -> Mapping[str, Any]:
             "scores": store_groups.scores_of(judgements, one["id"]),
             "feedback": [item for item in feedback if item["trajectory_id"] == one["id"]],
             "is_best": best is not None and one["reward"] == best,
+            "earlier": _earlier(one, turns.get(one["id"], ())),
+            "more_turns": max(0, one["completions"] - 1 - EARLIER_TURNS),
+            "own": own.get(one["id"]),
             **compared,
         }
         for one, compared in zip(shown, _compared(shown, answers), strict=True)
@@ -81,6 +92,17 @@ def group(request: PageRequest) -> Mapping[str, Any]:
         "judgements": judgements,
         "task": next((one["task"] for one in members if one["task"]), None),
     }
+
+
+def _earlier(member: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return what came between the prompt, which all attempts share, and the last answer."""
+    messages: list[Message] = []
+    for turn in turns:
+        if turn["turn"]:
+            messages += messages_of(turn["new_messages"], MOST_EARLIER)
+        answer = None if turn["id"] == member["tail_completion_id"] else answer_of(turn, MOST_EARLIER)
+        messages += [] if answer is None else [answer]
+    return messages
 
 
 def _best_first(member: Mapping[str, Any]) -> tuple[bool, float, str]:

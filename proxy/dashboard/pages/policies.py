@@ -23,7 +23,6 @@ FIGURED = 120
 RECENT_H = 24
 MOST_REASON = 500
 STATES = {"training": "trains from now on", "recording": "is only recorded from now on", "paused": "is paused"}
-NAV = "/ui/policies"
 STEPS_DRAWN = 60
 """Most steps in the charts of a step; this step is the last one, or near it."""
 AFTER = 10
@@ -175,7 +174,7 @@ async def set_state(request: FormRequest) -> ActionResult:
     )
     if not changed:
         raise BadRequest(f"another server answers {name}, so it can only be recorded")
-    return ActionResult(f"{name} {STATES[state]}", request.form.get("to") if request.form.get("to") == NAV else None)
+    return ActionResult(f"{name} {STATES[state]}")
 
 
 async def promote(request: FormRequest) -> ActionResult:

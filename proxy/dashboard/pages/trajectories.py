@@ -10,6 +10,7 @@ from typing import Any, cast
 from proxy.dashboard import pagination, vocabulary
 from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import groups as store_groups
+from proxy.dashboard.queries import ratings as store_ratings
 from proxy.dashboard.queries import trajectories as store_trajectories
 from proxy.dashboard.queries.first_lines import first_lines
 from proxy.dashboard.queries.newest import read_place
@@ -125,6 +126,7 @@ def trajectory(request: PageRequest) -> Mapping[str, Any]:
         "weighed": weighed,
         "scored": store_groups.scores_of(judgements, trajectory_id),
         "feedback": store_groups.feedback_on(request.connection, request.project, [trajectory_id]),
+        "own": store_ratings.own(request.connection, request.project, request.visitor.rater, [trajectory_id], ids),
         "before": store_trajectories.turn_of(request.connection, request.project, origin).get(row["continues"]),
         "continued_in": store_trajectories.continued_in(request.connection, request.project, ids),
     }

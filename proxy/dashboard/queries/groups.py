@@ -60,6 +60,21 @@ def answers(connection: Connection, project: str, tails: Collection[str]) -> dic
     return {row.trajectory_id: dict(row._mapping) for row in connection.execute(query)} if tails else {}
 
 
+def turns(
+    connection: Connection, project: str, trajectory_ids: Collection[str], most: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the first `most` turns of attempts, by trajectory: what was new in each request, and the answer."""
+    query = (
+        select(*_ANSWER, c.id, c.turn, c.new_messages)
+        .where(c.project == project, c.trajectory_id.in_(trajectory_ids), c.turn < most)
+        .order_by(c.trajectory_id, c.turn)
+    )
+    by_trajectory: dict[str, list[dict[str, Any]]] = {}
+    for row in connection.execute(query) if trajectory_ids else ():
+        by_trajectory.setdefault(row.trajectory_id, []).append(dict(row._mapping))
+    return by_trajectory
+
+
 def prompt(connection: Connection, project: str, trajectory_id: str) -> list[Any]:
     """Return the messages that an attempt began with."""
     query = select(c.new_messages).where(c.project == project, c.trajectory_id == trajectory_id, c.turn == 0)
@@ -114,7 +129,7 @@ def feedback_on(connection: Connection, project: str, trajectory_ids: Sequence[s
     """Return the feedback on attempts, the latest first."""
     query = (
         select(f.id, f.trajectory_id, f.completion_id, f.reward, f.rewards, f.parts, f.source, f.comment, f.state)
-        .add_columns(f.reason, f.step, f.demonstration, f.created_at, f.withdrawn_at)
+        .add_columns(f.reason, f.step, f.demonstration, f.metadata, f.created_at, f.withdrawn_at)
         .where(f.project == project, f.trajectory_id.in_(trajectory_ids))
         .order_by(f.created_at.desc(), f.id.desc())
         .limit(MOST_FEEDBACK)

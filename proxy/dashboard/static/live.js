@@ -9,9 +9,11 @@
     return facts;
   }
   let known = facts();
-  // A part stays as it is while somebody is writing in it, or chooses text.
+  // A part stays as it is while somebody is writing in it or has written something, or chooses text.
   function isBusy(part) {
     const at = document.activeElement;
+    const texts = [...part.querySelectorAll("[data-rating] textarea")];
+    if (texts.some((one) => one.value !== one.defaultValue)) return true;
     if (part.contains(at) && at.matches("input, textarea, select")) return true;
     const chosen = document.getSelection();
     return Boolean(chosen && !chosen.isCollapsed && part.contains(chosen.anchorNode));

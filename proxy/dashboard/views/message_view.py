@@ -15,6 +15,9 @@ Kind = Literal["text", "thinking", "call", "result", "media", "json"]
 MOST_CHARACTERS = 6_000
 """Most characters of one part; the rest is counted. A page stays small whatever an app sends; the turn's own page shows
 more."""
+EXCERPT_MESSAGES = 8
+"""Most messages of an excerpt: the first one, and the rest from its end."""
+EXCERPT_CHARACTERS = 3_000
 MOST_PARTS = 100
 """Most parts of one message."""
 MOST_NAME = 40
@@ -73,6 +76,18 @@ def messages_of(values: Any, most_characters: int = MOST_CHARACTERS) -> list[Mes
     """Return the messages of a request, or the one of an answer, in any dialect."""
     several = values if isinstance(values, list) else [] if values is None else [values]
     return [_message(value, most_characters) for value in several]
+
+
+def excerpt(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the beginning and the end of a conversation: its `messages`, how many are `left_out`, and the `answer`.
+    `row`: `messages` and `response` as they are stored."""
+    messages = messages_of(row["messages"], EXCERPT_CHARACTERS)
+    left_out = max(0, len(messages) - EXCERPT_MESSAGES)
+    return {
+        "messages": [*messages[:1], *messages[1 - EXCERPT_MESSAGES :]] if left_out else messages,
+        "left_out": left_out,
+        "answer": messages_of(row["response"], EXCERPT_CHARACTERS),
+    }
 
 
 def marked(text: str) -> list[tuple[str, bool]]:

@@ -214,3 +214,18 @@ def _judged(scene: Scene) -> None:
         left_out=0, prompt_tokens=900, completion_tokens=80, cost_usd=None, seconds=1.2,
         created_at=now, accepted_at=now,
     )  # fmt: skip
+
+
+COMPARISON = "compare-019ae1c5b000" + "0" * 20
+
+
+def compare(scene: Scene) -> None:
+    """A comparison that is complete, and what three people thought of its answers. No part of `fill`: tests count."""
+    prompt = [{"role": "user", "content": QUESTION}]
+    for number in (1, 2):
+        for side, model in (("a", "starter@v0"), ("b", "starter")):
+            name, metadata = f"{COMPARISON}.{side}{number}", {"comparison": COMPARISON, "side": side, "model": model}
+            scene.attempt(name, None, split="eval", no_train=True, metadata=metadata, why_not_trained="split_eval")
+            scene.says(name, 0, prompt, ANSWERS[number if side == "a" else 0][0])
+            for rater, reward in (("Anna", 1.0), ("Ben", 0.5 * number), (HOSTILE, 0.0)):
+                scene.feedback(name, reward, trajectory_id=name, state="applied", metadata={"rater": rater})

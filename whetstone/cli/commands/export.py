@@ -36,8 +36,15 @@ class Inclusion(StrEnum):
 
 
 def export(
-    kind: Annotated[Kind, typer.Argument(help="What a row is: an attempt, a pair of a group, or an answer to imitate")],
-    to: Annotated[str, typer.Option("--to", help="File that ends with .jsonl or .parquet; - writes lines to stdout")],
+    kind: Annotated[
+        Kind, typer.Argument(help="What a row is: an attempt, a pair of a group, an answer to imitate, or a rating")
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="File that ends with .jsonl, .parquet or, for ratings, .csv; - writes lines to stdout"
+        ),
+    ],
     where: Annotated[
         str | None, typer.Option("--where", help="SQL condition on the columns of admin_trajectories")
     ] = None,
@@ -75,10 +82,12 @@ def export(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write trajectories, preference pairs or answers to imitate to a file that trainers and `datasets` read.
+    """Write trajectories, preference pairs or answers to imitate to a file that trainers and `datasets` read; or
+    ratings of people.
 
     Split eval, X-No-Train, redacted text and incomplete answers are left out unless --include names them; the output
-    says how many. The file is written completely or not at all. docs/export.md has every column.
+    says how many. Of ratings nothing is left out. The file is written completely or not at all. docs/export.md has
+    every column.
 
     Exit code 0 if there are rows, 1 if nothing matched (then no file is written).
 
@@ -87,6 +96,7 @@ def export(
         whetstone export sft --min-reward 1 --to sft.jsonl
         whetstone export preferences --min-gap 0.5 --to pairs.parquet
         whetstone export trajectories --ids --where "reward > 0.5 AND task = 'x'" --to good.parquet
+        whetstone export ratings --to ratings.csv
     """
     # Options that this kind of row would ignore.
     check(
@@ -94,10 +104,12 @@ def export(
             "--ids goes with trajectories": ids and kind != "trajectories",
             "--source goes with sft": source != "both" and kind != "sft",
             "--min-gap and --pairs go with preferences": (min_gap > 0 or pairs != "best") and kind != "preferences",
-            "--min-reward goes with trajectories and sft": min_reward is not None and kind == "preferences",
+            "--min-reward goes with trajectories and sft": min_reward is not None
+            and kind in ("preferences", "ratings"),
+            "--include does not go with ratings: nothing is left out of them": bool(include) and kind == "ratings",
         }
     )
-    files.check(to, overwrite=overwrite)
+    files.check(to, kind, overwrite=overwrite)
     settings = running_settings(data, config)
     own = settings.of_project(project) if project else settings.of_policy(policy)
     upgrade(database_of(settings))

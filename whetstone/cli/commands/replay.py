@@ -3,7 +3,6 @@
 import re
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from migrations.run import upgrade
@@ -22,6 +21,7 @@ from whetstone.database.engine import snapshot
 from whetstone.domain.ids import new_id, version_id
 from whetstone.stack.admin_client import RefusedByProxy
 from whetstone.stack.chat_client import ChatClient
+from whetstone.transfer.repeat import evaluation_headers
 
 VERSION = re.compile(r"(?:(?P<policy>.+)@)?v?(?P<version>0|[1-9][0-9]{0,8})")
 
@@ -81,11 +81,7 @@ def _model(version: str | None, policy: str) -> str:
 
 
 def _send(client: ChatClient, prompt: replays.Prompt, model: str, recorded: dict[str, Any]) -> replays.Comparison:
-    # Without a name of its own, the call would continue the recorded trajectory.
-    headers = {"X-Trajectory-Id": f"replay-{new_id()}", "X-Split": "eval", "X-No-Train": "true"}
-    headers["X-Metadata"] = msgspec.json.encode({"replay_of": prompt.completion_id}).decode()
-    if recorded["task"] is not None:
-        headers["X-Task"] = recorded["task"]
+    headers = evaluation_headers(f"replay-{new_id()}", {"replay_of": prompt.completion_id}, recorded["task"])
     try:
         return replays.compare(prompt, client.complete({"model": model, **prompt.body}, headers))
     except RefusedByProxy as error:

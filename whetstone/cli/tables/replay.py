@@ -11,10 +11,9 @@ from rich.text import Text
 
 from whetstone.calls.words import first_words
 from whetstone.cli.tables.trajectory_tables import plain, text_with_calls
-from whetstone.transfer.exporting.rows import CHAT, Completion, build_conversation
+from whetstone.transfer.exporting.rows import Completion
+from whetstone.transfer.repeat import body_of, why_not_sent
 
-NOT_SENT = frozenset({"stream", "stream_options", "n", "metadata", "store", "user"})
-"""Fields of a recorded request that are not sent again: of the transport, and what the app adds about the call."""
 Row = Mapping[str, Any]
 
 
@@ -60,18 +59,12 @@ def prompts(trajectory: Row) -> tuple[list[Prompt], dict[int, str]]:
     }
     possible, skipped = [], {}
     for completion_id, turn in turns.items():
-        if (why := _why_not(by_id[completion_id], turn)) is not None:
+        completion = by_id[completion_id]
+        if (why := why_not_sent(completion)) is not None:
             skipped[turn["turn"]] = why
             continue
-        conversation = build_conversation(by_id, completion_id)
-        body = {name: value for name, value in (turn["sampling"] or {}).items() if name not in NOT_SENT}
-        body["messages"] = conversation.messages[:-1]
-        if conversation.tools:
-            body["tools"] = conversation.tools
-        if turn["end_user"] is not None:
-            # So that deleting a user's data deletes the copy.
-            body["user"] = turn["end_user"]
-        recorded = text_with_calls(conversation.messages[-1])
+        body = body_of(by_id, completion_id, turn["sampling"], turn["end_user"])
+        recorded = text_with_calls(completion.answer)
         version = turn["policy_version"]
         possible.append(Prompt(turn["turn"], completion_id, version, body, first_words(turn["new_messages"]), recorded))
     return possible, skipped
@@ -97,14 +90,6 @@ def shown(comparisons: Sequence[Comparison], skipped: Mapping[int, str], version
 def as_object(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison for JSON."""
     return dict(msgspec.to_builtins(comparison))
-
-
-def _why_not(completion: Completion, turn: Row) -> str | None:
-    if turn["endpoint"] != CHAT:
-        return f"{turn['endpoint']} is not sent again, only chat completions"
-    if completion.status != "complete" or completion.answer is None:
-        return "it has no whole answer"
-    return "its prompt is not stored" if turn["new_messages"] is None else None
 
 
 def _comparison(prompt: Prompt, after: str | None, error: str | None) -> Comparison:

@@ -20,6 +20,7 @@ from whetstone.transfer.exporting.rows import (
     build_conversation,
     build_conversations,
     pair,
+    rating_row,
     sft_row,
     trajectory_rows,
     why_left_out,
@@ -27,7 +28,7 @@ from whetstone.transfer.exporting.rows import (
 )
 from whetstone.transfer.exporting.store import ExportReader, Filter
 
-Kind = Literal["trajectories", "preferences", "sft"]
+Kind = Literal["trajectories", "preferences", "sft", "ratings"]
 Output = Iterator[dict[str, Any] | LeftOut]
 """Rows, and reasons for items that are left out."""
 
@@ -83,6 +84,8 @@ def _output(reader: ExportReader, options: ExportOptions) -> Output:
         yield from _each(reader, options)
     elif options.kind == "preferences":
         yield from _preferences(reader, options)
+    elif options.kind == "ratings":
+        yield from (rating_row(rating) for some in reader.ratings() for rating in some)
     else:
         if options.source != "demonstrations":
             yield from _best(reader, options) if options.min_reward is None else _each(reader, options)

@@ -1,13 +1,16 @@
-"""Write the files of exports: JSON lines, and Parquet with columns of fixed types.
+"""Write the files of exports: JSON lines, Parquet with columns of fixed types, and CSV for rows without messages.
 
 A file is written under another name in the same folder, and renamed once it is complete and on the disk. In Parquet,
 types do not depend on the data: values without a fixed shape (tools, metadata, rare fields of a message) are JSON text.
 """
 
+import csv
+import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -61,6 +64,28 @@ class JsonLines:
         self._file.flush()
 
 
+class Csv:
+    """Writes rows without messages as CSV; the first one names the columns. Null is empty, a value without a fixed
+    shape is JSON text."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+        self._writer: csv.DictWriter[str] | None = None
+
+    def add(self, row: Mapping[str, Any]) -> bool:
+        """Write the row."""
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._text, list(row))
+            self._writer.writeheader()
+        self._writer.writerow({name: _as_cell(value) for name, value in row.items()})
+        return True
+
+    def close(self) -> None:
+        """Flush the file to the kernel; its owner closes it."""
+        self._text.flush()
+        self._text.detach()
+
+
 class Parquet:
     """Writes compressed columns; needs pyarrow."""
 
@@ -105,8 +130,8 @@ class Parquet:
             self._writer.write_table(self._table.from_pylist(waiting, schema=self._schema))
 
 
-def check(to: str, *, overwrite: bool) -> None:
-    """Check that a file may be written at this path.
+def check(to: str, kind: str, *, overwrite: bool) -> None:
+    """Check that a file with this kind of rows may be written at this path.
 
     Raises:
         CannotWrite: its suffix names no kind of file, it exists, or its folder does not.
@@ -114,7 +139,9 @@ def check(to: str, *, overwrite: bool) -> None:
     if to == STDOUT:
         return
     path = Path(to)
-    if path.suffix not in (".jsonl", ".parquet"):
+    if path.suffix == ".csv" and kind != "ratings":
+        raise CannotWrite(f"{to}: only ratings can be CSV, for the others have messages: name it .jsonl or .parquet")
+    if path.suffix not in (".jsonl", ".parquet", ".csv"):
         raise CannotWrite(f"{to}: say what it is to be by its end: .jsonl or .parquet (- writes JSON lines to stdout)")
     if not path.parent.is_dir():
         raise CannotWrite(f"there is no folder {path.parent}: make it first")
@@ -138,8 +165,7 @@ def opened(to: str, kind: str, *, ids: bool) -> Iterator[Rows]:
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with new.open("wb", buffering=BUFFER_BYTES) as file:
-            sink: Rows = JsonLines(file) if path.suffix == ".jsonl" else Parquet(file, kind, ids=ids)
-            with closing(sink):
+            with closing(_sink(path.suffix, file, kind, ids=ids)) as sink:
                 yield sink
             file.flush()
             os.fsync(file.fileno())
@@ -148,6 +174,18 @@ def opened(to: str, kind: str, *, ids: bool) -> Iterator[Rows]:
         raise CannotWrite(f"{to} cannot be written: {error.strerror or error}; no part of it is left") from error
     finally:
         new.unlink(missing_ok=True)
+
+
+def _sink(suffix: str, file: BinaryIO, kind: str, *, ids: bool) -> Rows:
+    if suffix == ".parquet":
+        return Parquet(file, kind, ids=ids)
+    return Csv(file) if suffix == ".csv" else JsonLines(file)
+
+
+def _as_cell(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return as_json(value) if isinstance(value, Mapping | list) else value
 
 
 def format_size(size_bytes: int) -> str:
@@ -168,7 +206,7 @@ def _as_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(kind: str, *, ids: bool) -> Any:
-    """Return the pyarrow.Schema of a kind of row: trajectories, preferences or sft."""
+    """Return the pyarrow.Schema of a kind of row: trajectories, preferences, sft or ratings."""
     import pyarrow as pa
 
     text, number, whole, yes_no = pa.string(), pa.float64(), pa.int64(), pa.bool_()
@@ -194,6 +232,15 @@ def _schema(kind: str, *, ids: bool) -> Any:
                 "prompt": messages, "chosen": messages, "rejected": messages, "tools": text, "chosen_reward": number,
                 "rejected_reward": number, "task": text, "group_id": text, "chosen_trajectory_id": text,
                 "rejected_trajectory_id": text, "chosen_version": whole, "rejected_version": whole,
+            }
+        )  # fmt: skip
+    if kind == "ratings":
+        return pa.schema(
+            {
+                "rater": text, "target": text, "trajectory_id": text, "completion_id": text, "source": text,
+                "reward": number, "score": whole, "comment": text, "demonstration": text, "policy": text,
+                "version": whole, "group_id": text, "task": text, "split": text, "state": text, "key_id": text,
+                "feedback_id": text, "created_at": instant, "metadata": text,
             }
         )  # fmt: skip
     fields = {

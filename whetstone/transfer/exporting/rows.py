@@ -1,4 +1,4 @@
-"""Build the rows of an export: conversations of a trajectory, preference pairs of a group."""
+"""Build the rows of an export: conversations of a trajectory, preference pairs of a group, ratings of people."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
+from whetstone.database.types import as_json
 from whetstone.domain.why_not_trained import Reason, WhyNotTrained
 
 CHAT = "chat.completions"
@@ -57,6 +58,30 @@ class Attempt:
     end_user: str | None
     created_at: datetime
     ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """A person's feedback on an attempt or on one answer, with the fields of the attempt that exports use."""
+
+    feedback_id: str
+    metadata: Mapping[str, Any]
+    target: str
+    """What was rated: trajectory or completion."""
+    trajectory_id: str
+    completion_id: str | None
+    group_id: str | None
+    policy: str
+    version: int | None
+    task: str | None
+    split: str
+    reward: float | None
+    source: str
+    comment: str | None
+    demonstration: Any
+    key_id: str | None
+    state: str
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,4 +257,34 @@ def pair(better: tuple[Attempt, Conversation], worse: tuple[Attempt, Conversatio
         "rejected_trajectory_id": lost.trajectory_id,
         "chosen_version": won.last_version,
         "rejected_version": lost.last_version,
+    }
+
+
+def rating_row(rating: Rating) -> dict[str, Any]:
+    """Return the row of a rating: the rater and the score (1 to 5) come out of its metadata; a right answer with more
+    than text becomes JSON text."""
+    others = {name: value for name, value in rating.metadata.items() if name not in ("rater", "score")}
+    score, demonstration = rating.metadata.get("score"), rating.demonstration
+    content = demonstration.get("content") if isinstance(demonstration, Mapping) else None
+    is_text = demonstration is None or (isinstance(content, str) and not demonstration.get("tool_calls"))
+    return {
+        "rater": str(rating.metadata["rater"]),
+        "target": rating.target,
+        "trajectory_id": rating.trajectory_id,
+        "completion_id": rating.completion_id,
+        "source": rating.source,
+        "reward": rating.reward,
+        "score": score if isinstance(score, int) else None,
+        "comment": rating.comment,
+        "demonstration": content if is_text else as_json(demonstration),
+        "policy": rating.policy,
+        "version": rating.version,
+        "group_id": rating.group_id,
+        "task": rating.task,
+        "split": rating.split,
+        "state": rating.state,
+        "key_id": rating.key_id,
+        "feedback_id": rating.feedback_id,
+        "created_at": rating.created_at,
+        "metadata": others or None,
     }

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Text, TextClause, and_
 
 from migrations import schema
 from whetstone.database.engine import chunks
-from whetstone.transfer.exporting.rows import Attempt, Completion
+from whetstone.transfer.exporting.rows import Attempt, Completion, Rating
 
 AT_ONCE = 200
 """Trajectories whose completions one query reads."""
@@ -48,7 +48,7 @@ class Demonstration:
     message: Any
 
 
-Read = TypeVar("Read", Attempt, Demonstration)
+Read = TypeVar("Read", Attempt, Demonstration, Rating)
 
 
 class ExportReader:
@@ -94,6 +94,21 @@ class ExportReader:
             .order_by(ranked.c.created_at, ranked.c.id)
         )
         return self._read(last, Demonstration)
+
+    def ratings(self) -> Iterator[Sequence[Rating]]:
+        """Yield the feedback on matching trajectories that names its rater, the oldest first, in chunks."""
+        query = (
+            select(
+                f.id, f.metadata, f.target_kind, f.trajectory_id, f.completion_id, t.group_id, t.policy,
+                t.last_version, t.task, t.split, f.reward, f.source, f.comment, f.demonstration, f.key_id, f.state,
+                f.created_at,
+            )
+            .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
+            .where(f.project == self._project, f.metadata["rater"].as_string().is_not(None), f.withdrawn_at.is_(None))
+            .where(*self._matches)
+            .order_by(f.created_at, f.id)
+        )  # fmt: skip
+        return self._read(query, Rating)
 
     def attempts(self, trajectory_ids: Collection[str]) -> dict[str, Attempt]:
         """Return these trajectories by id."""

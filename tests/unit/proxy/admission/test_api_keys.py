@@ -134,7 +134,7 @@ def test_a_key_is_taken_as_openais_and_anthropics_clients_send_it(
     key_id, key = make(engine, project="acme", scopes=["feedback"], requests_per_min=5, tokens_per_min=7)
     refresh(keys)
     name, value = form
-    assert keys.find({name: value % key.encode()}) == Principal("acme", key_id, frozenset({"feedback"}), 5, 7)
+    assert keys.find({name: value % key.encode()}) == Principal("acme", key_id, frozenset({"feedback"}), 5, 7, "app")
 
 
 def test_beside_a_bearer_the_other_header_counts_nothing(engine: Engine, keys: Keys) -> None:

@@ -27,6 +27,8 @@ MINE = (
     *("/ui/funnel?policy=starter&window=day", "/ui/feedback", "/ui/feedback?state=applied", "/ui/feedback/f000001"),
     *("/ui/reviews", "/ui/keys", "/ui/keys?window=all", "/ui/live", "/ui/live?version=x&min=y&state=z", "/ui/policies"),
     *("/ui/live?after=0", "/ui/policies?part=overview", "/ui/live?policy=starter&version=v0&state=complete&min=0.5"),
+    *("/ui/reviews", "/ui/keys", "/ui/keys?window=all", "/ui/rate", "/ui/rate?policy=starter&split=eval"),
+    *("/ui/rate/raters", "/ui/compare", "/ui/compare?trajectory=hostile", "/ui/compare?trajectory=agent&turn=0"),
 )
 
 

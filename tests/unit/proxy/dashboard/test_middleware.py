@@ -26,10 +26,12 @@ CLOSED = {
 }
 
 
-def make_key(proxy: RunningProxy, *scopes: KeyScope, project: str = "default", **values: Any) -> str:
+def make_key(
+    proxy: RunningProxy, *scopes: KeyScope, project: str = "default", name: str = "a person's", **values: Any
+) -> str:
     key_id, key = new_key()
     with proxy.engine.begin() as connection:
-        made = api_key_store.KeyRecord(project, "a person's", list(scopes), datetime.now(UTC), **values)
+        made = api_key_store.KeyRecord(project, name, list(scopes), datetime.now(UTC), **values)
         api_key_store.create(connection, made, key_id, hash_of(key.encode()))
     wait_for(lambda: proxy.client.get("/v1/models", headers={"x-api-key": key}).status_code != 401)
     wait_for(lambda: proxy.client.get("/v1/models").status_code == 401)
@@ -50,7 +52,7 @@ class Person:
         assert match
         return match[1]
 
-    def send(self, path: str, page: str = "/ui/policies", **fields: str) -> httpx.Response:
+    def send(self, path: str, page: str = "/ui/policies", /, **fields: str) -> httpx.Response:
         headers = {"origin": str(self.client.base_url).rstrip("/")}
         return self.client.post(path, data={"csrf": self.csrf(page), **fields}, headers=headers)
 

@@ -148,7 +148,7 @@ def test_a_policy_trains_records_and_pauses(learned: RunningProxy, person: Perso
         ("recording", "is only recorded from now on"),
         ("training", "trains from now on"),
     ):
-        answer = person.send("/ui/policies/starter/state", state=state, to="/ui/policies")
+        answer = person.send("/ui/policies/starter/state", "/ui/policies", state=state, page="/ui/policies")
         assert (answer.status_code, answer.headers["location"]) == (303, "/ui/policies")
         (row,) = learned.rows(schema.policies)
         assert row.state == state

@@ -1,5 +1,6 @@
 """`whetstone export`: what a filter matches, whole or not at all, with what was left out told."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -269,12 +270,57 @@ def test_parquet_has_the_same_types_whatever_its_rows_hold(seed: Seed, database_
 
 
 @pytest.mark.parametrize(
-    ("to", "told"), [("out.csv", ".jsonl or .parquet"), ("no/out.jsonl", "no folder"), ("there.jsonl", "--overwrite")]
+    ("to", "told"), [("out.txt", ".jsonl or .parquet"), ("no/out.jsonl", "no folder"), ("there.jsonl", "--overwrite")]
 )
 def test_a_place_that_cannot_be_written_is_refused_with_what_to_do(tmp_path: Path, to: str, told: str) -> None:
     (tmp_path / "there.jsonl").touch()
     with pytest.raises(CannotWrite, match=told):
-        files.check(str(tmp_path / to), overwrite=False)
+        files.check(str(tmp_path / to), "sft", overwrite=False)
+
+
+def test_ratings_name_their_rater_and_nothing_is_left_out_of_them(
+    seed: Seed, exported: Exporting, database_url: str, tmp_path: Path
+) -> None:
+    seed.group("g")
+    seed.trajectory("t", "g", task="x", last_version=3)
+    seed.trajectory("held-out", split="eval", no_train=True)
+    applied = {"trajectory_id": "t", "state": "applied"}
+    seed.feedback("t", 0.75, metadata={"rater": "Anna", "score": 4, "n": [1]}, comment='=a, "b"\nc', **applied)
+    demonstration = {"role": "assistant", "content": "At 12:15."}
+    seed.feedback(
+        "t-0", kind="completion", completion_id="t-0", metadata={"rater": 5}, demonstration=demonstration,
+        source="demonstration", **applied,
+    )  # fmt: skip
+    seed.feedback("held-out", 0.0, trajectory_id="held-out", state="unused", metadata={"rater": "Ben"}, source="thumbs")
+    seed.feedback("t", 1.0, metadata={"customer": 1}, **applied)
+    seed.feedback("t", 1.0, metadata={"rater": "Anna"}, withdrawn_at=seed.now, **applied)
+    rows, tally = exported("ratings")
+    assert (tally.rows, dict(tally.left_out)) == (3, {})
+    assert [(row["rater"], row["trajectory_id"], row["reward"], row["score"]) for row in rows] == [
+        ("Anna", "t", 0.75, 4), ("5", "t", None, None), ("Ben", "held-out", 0.0, None),
+    ]  # fmt: skip
+    assert (rows[0]["policy"], rows[0]["version"], rows[0]["group_id"], rows[0]["task"]) == ("starter", 3, "g", "x")
+    assert (rows[0]["metadata"], rows[1]["metadata"]) == ({"n": [1]}, None)
+    assert (rows[1]["target"], rows[1]["completion_id"]) == ("completion", "t-0")
+    assert (rows[1]["demonstration"], rows[2]["split"]) == ("At 12:15.", "eval")
+    assert [row["rater"] for row in exported("ratings", task="x")[0]] == ["Anna", "5"]
+    options = ExportOptions("ratings", Filter("default"))
+    for name in ("ratings.csv", "ratings.parquet"):
+        with files.opened(str(tmp_path / name), "ratings", ids=False) as sink:
+            run(database_url, options, sink, lambda _: None)
+    with (tmp_path / "ratings.csv").open(newline="", encoding="utf-8") as file:
+        first, second, _ = csv.DictReader(file)
+    assert list(first) == list(rows[0])
+    assert (first["comment"], first["reward"], first["metadata"]) == ('=a, "b"\nc', "0.75", '{"n":[1]}')
+    assert (second["reward"], second["demonstration"]) == ("", "At 12:15.")
+    table = parquet.read_table(tmp_path / "ratings.parquet").to_pylist()
+    assert [row["score"] for row in table] == [4, None, None]
+
+
+def test_only_ratings_can_be_csv(tmp_path: Path) -> None:
+    files.check(str(tmp_path / "out.csv"), "ratings", overwrite=False)
+    with pytest.raises(CannotWrite, match="only ratings can be CSV"):
+        files.check(str(tmp_path / "out.csv"), "trajectories", overwrite=False)
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
