@@ -315,7 +315,7 @@ def test_the_shell_is_told_the_names_of_policies(here: Here) -> None:
         schema.policies, project="default", id="stranger", base_model="b", model_path="m", live_version=0,
         next_version=1, next_step=1, state="recording", created_at=NOW, upstream="elsewhere",
     )  # fmt: skip
-    asked = {"_WHETSTONE_COMPLETE": "complete_bash", "COMP_CWORD": "2", "COMP_WORDS": "whetstone rollback st"}
+    asked = {"_WHETSTONE_COMPLETE": "complete_bash", "COMP_CWORD": "3", "COMP_WORDS": "whetstone versions rollback st"}
     program = Path(sys.executable).with_name("whetstone")
     environment = {**os.environ, **asked, "WHETSTONE_DATA": str(here.data)}
     result = subprocess.run([program], env=environment, capture_output=True, text=True)
