@@ -1,4 +1,4 @@
 """Say what is wrong: `vllm_checks` of the model server, `log_checks` of what was recorded (read by `log_store`).
 
-`memory_plan` says what a model needs of the GPUs before anything starts.
+`rendering` shows both. `memory_plan` says what a model needs of the GPUs before anything starts.
 """
