@@ -7,6 +7,7 @@ from typing import Any
 from proxy.api.admin import store
 from proxy.api.admin.policies import known
 from proxy.dashboard.interfaces import ActionResult, FormRequest, PageRequest
+from proxy.dashboard.pages import first_run
 from proxy.dashboard.queries import policies as store_policies
 from proxy.dashboard.views import chart_data, version_rewards
 from proxy.errors import BadRequest, NotFound, StepRefused
@@ -47,7 +48,8 @@ def policies(request: PageRequest) -> dict[str, Any]:
     rows = [row for row in store_policies.policies(request.connection, request.project) if row["name"] in names]
     # Trainable policies first.
     rows.sort(key=lambda row: (row["upstream"] is not None, row["name"]))
-    return {"policies": [_card(request, row) for row in rows], "states": tuple(STATES)}
+    shown = {"policies": [_card(request, row) for row in rows], "states": tuple(STATES)}
+    return shown | {"first_run": first_run.load(request)}
 
 
 def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
