@@ -51,7 +51,7 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
-        self.commands = {command.name or "": command for command in self.lazy} | self.commands
+        self.commands = {**{command.name or "": command for command in self.lazy}, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

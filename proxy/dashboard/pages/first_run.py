@@ -57,7 +57,7 @@ def load(request: PageRequest) -> FirstRun | None:
         stack = training.Stack(runs=True, trainer_alive=None, url=None)
         ready = scored.worth(settings.trainer)
         why_not = training.why_not(row, scored, bool(attempts), settings.trainer, stack, request.now)
-    found = milestones(
+    steps = milestones(
         Facts(
             policy=name,
             state=state,
@@ -70,4 +70,4 @@ def load(request: PageRequest) -> FirstRun | None:
         )
     )
     newest = first_run.newest_call(connection, project) if attempts else None
-    return FirstRun(name, state, newest, attempts, found, current(found), attempts >= FOLDED_FROM)
+    return FirstRun(name, state, newest, attempts, steps, current(steps), attempts >= FOLDED_FROM)

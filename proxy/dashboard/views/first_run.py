@@ -18,7 +18,7 @@ class Milestone:
 
     name: str
     is_there: bool
-    found: str
+    status: str
     """What is there, in words and numbers."""
     remedy: str | None
     """What to do if it is not there, or not for all calls."""
@@ -59,9 +59,9 @@ def milestones(facts: Facts) -> list[Milestone]:
     return [*_milestones(facts)]
 
 
-def current(found: Sequence[Milestone]) -> int:
+def current(steps: Sequence[Milestone]) -> int:
     """Return the place of the first milestone that is not there; the last one's if all are."""
-    return next((place for place, one in enumerate(found) if not one.is_there), len(found) - 1)
+    return next((place for place, one in enumerate(steps) if not one.is_there), len(steps) - 1)
 
 
 def _milestones(facts: Facts) -> Iterator[Milestone]:
@@ -72,15 +72,14 @@ def _milestones(facts: Facts) -> Iterator[Milestone]:
         lost = next(iter(facts.drop_outs("usable")), None)
         some = f"{usable:,} of {_attempts(recorded)} can be trained on."
         words = f"{_attempts(recorded)} recorded." if usable == recorded else some
-        yield Milestone("Calls", bool(usable), words, lost and lost.remedy, lost and lost.reason)
+        remedy, reason = (None, None) if lost is None else (lost.remedy, lost.reason)
+        yield Milestone("Calls", bool(usable), words, remedy, reason)
     yield _groups(facts)
     rewarded = facts.reached("rewarded")
     words = f"{_attempts(rewarded)} of {usable:,} rewarded." if usable else "No attempt to reward yet."
-    waits = next(iter(facts.drop_outs("ended", "rewarded")), None)
-    yield Milestone(
-        "Rewards", bool(rewarded), words, _sentence(REMEDIES[Why.NO_REWARD]) if waits or not rewarded else None,
-        waits and waits.reason,
-    )  # fmt: skip
+    waits = next((out.reason for out in facts.drop_outs("ended", "rewarded")), None)
+    remedy = None if rewarded and waits is None else _sentence(REMEDIES[Why.NO_REWARD])
+    yield Milestone("Rewards", bool(rewarded), words, remedy, waits)
     yield _training(facts)
     yield _step(facts)
 

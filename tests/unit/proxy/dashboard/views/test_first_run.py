@@ -19,7 +19,7 @@ def facts(*counts: tuple[str, str | None, int], **changed: Any) -> Facts:
     return Facts(stages=funnel(counts), **(values | changed))
 
 
-def found(*counts: tuple[str, str | None, int], **changed: Any) -> list[Milestone]:
+def listed(*counts: tuple[str, str | None, int], **changed: Any) -> list[Milestone]:
     return milestones(facts(*counts, **changed))
 
 
@@ -28,7 +28,7 @@ SCORED = ("rewarded", "waiting_step", 8)
 
 
 def test_an_empty_log_lacks_everything_in_order() -> None:
-    all_of_them = found(state="recording", ready=None, why_not=None)
+    all_of_them = listed(state="recording", ready=None, why_not=None)
     assert [one.name for one in all_of_them] == ["Calls", "Groups", "Rewards", "Training", "First step"]
     assert not any(one.is_there for one in all_of_them) and current(all_of_them) == CALLS
     assert all(one.remedy for one in all_of_them[1:]), "the code of a first call stands above the list"
@@ -48,45 +48,45 @@ def test_an_empty_log_lacks_everything_in_order() -> None:
 def test_the_first_that_is_missing_comes_next(
     counts: tuple[tuple[str, str | None, int], ...], changed: dict[str, Any], place: int
 ) -> None:
-    assert current(found(*counts, **changed)) == place
+    assert current(listed(*counts, **changed)) == place
 
 
 def test_calls_that_cannot_be_trained_on_name_the_reason_and_its_remedy() -> None:
-    calls = found(("excluded", "greedy", 3), ("excluded", "aborted", 1))[CALLS]
-    assert not calls.is_there and calls.found == "0 of 4 attempts can be trained on."
+    calls = listed(("excluded", "greedy", 3), ("excluded", "aborted", 1))[CALLS]
+    assert not calls.is_there and calls.status == "0 of 4 attempts can be trained on."
     assert calls.reason == "greedy" and "temperature above 0" in (calls.remedy or "")
-    some = found(("excluded", "greedy", 3), OPEN)[CALLS]
-    assert some.is_there and some.found == "4 of 7 attempts can be trained on." and some.reason == "greedy"
-    assert found(OPEN)[CALLS] == Milestone("Calls", True, "4 attempts recorded.", None)
+    some = listed(("excluded", "greedy", 3), OPEN)[CALLS]
+    assert some.is_there and some.status == "4 of 7 attempts can be trained on." and some.reason == "greedy"
+    assert listed(OPEN)[CALLS] == Milestone("Calls", True, "4 attempts recorded.", None)
 
 
 def test_attempts_alone_are_enough_where_a_baseline_compares_them() -> None:
-    alone = found(SCORED, has_baseline=True)[GROUPS]
-    assert alone.is_there and "running mean" in alone.found and "X-Group-Id" in (alone.remedy or "")
-    assert not found(OPEN, has_baseline=True)[GROUPS].is_there, "nothing is compared before it has a reward"
-    assert not found(SCORED, has_baseline=False)[GROUPS].is_there
-    assert found(OPEN, groups=2)[GROUPS] == Milestone("Groups", True, "2 groups of two or more attempts.", None)
+    alone = listed(SCORED, has_baseline=True)[GROUPS]
+    assert alone.is_there and "running mean" in alone.status and "X-Group-Id" in (alone.remedy or "")
+    assert not listed(OPEN, has_baseline=True)[GROUPS].is_there, "nothing is compared before it has a reward"
+    assert not listed(SCORED, has_baseline=False)[GROUPS].is_there
+    assert listed(OPEN, groups=2)[GROUPS] == Milestone("Groups", True, "2 groups of two or more attempts.", None)
 
 
 def test_rewards_are_counted_of_what_can_be_trained_on() -> None:
-    rewards = found(("excluded", "greedy", 3), NO_REWARD, SCORED)[REWARDS]
-    assert rewards.is_there and rewards.found == "8 attempts of 12 rewarded."
+    rewards = listed(("excluded", "greedy", 3), NO_REWARD, SCORED)[REWARDS]
+    assert rewards.is_there and rewards.status == "8 attempts of 12 rewarded."
     assert rewards.reason == "no_reward" and "post feedback" in (rewards.remedy or "").lower()
-    assert found(SCORED)[REWARDS].remedy is None
-    assert found(("excluded", "greedy", 3))[REWARDS].found == "No attempt to reward yet."
+    assert listed(SCORED)[REWARDS].remedy is None
+    assert listed(("excluded", "greedy", 3))[REWARDS].status == "No attempt to reward yet."
 
 
 @pytest.mark.parametrize(("state", "words"), [("recording", "It is off"), ("paused", "It is paused")])
 def test_training_that_is_off_names_the_switch_and_the_command(state: str, words: str) -> None:
-    training = found(SCORED, state=state, ready=None)[TRAINING]
-    assert training.found.startswith(words) and "`whetstone policies train on starter`" in (training.remedy or "")
+    training = listed(SCORED, state=state, ready=None)[TRAINING]
+    assert training.status.startswith(words) and "`whetstone policies train on starter`" in (training.remedy or "")
 
 
 def test_the_step_says_what_status_says() -> None:
-    step = found(SCORED)[STEP]
-    assert (step.found, step.remedy) == (f"{WAITS[0]}.", "Wait for more.")
-    quoted = found(SCORED, why_not=("`x` waits", "`whetstone step starter` trains"))[STEP]
-    assert (quoted.found, quoted.remedy) == ("`x` waits.", "`whetstone step starter` trains.")
-    off = found(SCORED, state="recording", ready=None, why_not=None)[STEP]
-    assert off.found == "It begins once 12 groups with different rewards are there."
-    assert found(SCORED, why_not=None)[STEP].found == "The step begins."
+    step = listed(SCORED)[STEP]
+    assert (step.status, step.remedy) == (f"{WAITS[0]}.", "Wait for more.")
+    quoted = listed(SCORED, why_not=("`x` waits", "`whetstone step starter` trains"))[STEP]
+    assert (quoted.status, quoted.remedy) == ("`x` waits.", "`whetstone step starter` trains.")
+    off = listed(SCORED, state="recording", ready=None, why_not=None)[STEP]
+    assert off.status == "It begins once 12 groups with different rewards are there."
+    assert listed(SCORED, why_not=None)[STEP].status == "The step begins."

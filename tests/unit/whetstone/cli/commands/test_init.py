@@ -57,11 +57,11 @@ def test_the_questions_and_the_options_lead_to_the_same_file() -> None:
     answers = ("Qwen/Qwen2.5-7B-Instruct", "http://10.0.0.5:8001, http://10.0.0.6:8001", "support", "feedback")
     database = "postgresql+psycopg://me@db/log"
     init(answers="\n".join([*answers, database, ""]))
-    asked = Path(PATH).read_text()
+    by_questions = Path(PATH).read_text()
     model, vllm, policy, rewards = answers
     options = ("--model", model, "--vllm", vllm, "--policy", policy, "--rewards", rewards, "--database", database)
     settings = written("--force", *options)
-    assert Path(PATH).read_text() == asked
+    assert Path(PATH).read_text() == by_questions
     assert (settings.model, settings.policy, settings.database) == (model, policy, database)
     assert settings.vllm.urls == ("http://10.0.0.5:8001", "http://10.0.0.6:8001")
 
