@@ -76,7 +76,7 @@ def _milestones(facts: Facts) -> Iterator[Milestone]:
         yield Milestone("Calls", bool(usable), words, remedy, reason)
     yield _groups(facts)
     rewarded = facts.reached("rewarded")
-    words = f"{_attempts(rewarded)} of {usable:,} rewarded." if usable else "No attempt to reward yet."
+    words = f"{rewarded:,} of {_attempts(usable)} rewarded." if usable else "No attempt to reward yet."
     waits = next((out.reason for out in facts.drop_outs("ended", "rewarded")), None)
     remedy = None if rewarded and waits is None else _sentence(REMEDIES[Why.NO_REWARD])
     yield Milestone("Rewards", bool(rewarded), words, remedy, waits)

@@ -11,7 +11,7 @@ from sqlalchemy import update
 from migrations import schema
 from proxy.dashboard.pages import first_run
 from tests.conftest import Seed
-from tests.unit.proxy.conftest import RunningProxy, wait_for
+from tests.unit.proxy.conftest import FakeVllm, RunningProxy, identified, wait_for
 from tests.unit.proxy.dashboard.test_middleware import Person, make_key
 from tests.unit.proxy.ui_story import HOSTILE, Story
 
@@ -41,6 +41,10 @@ def part(person: Person) -> str:
     return "" if match is None else html.unescape(" ".join(re.sub(r"<[^>]+>", " ", match[0]).split()))
 
 
+def lines_to_paste(person: Person) -> str:
+    return html.unescape(re.findall(r"<pre[^>]*><code>(.*?)</code>", person.get("/ui/policies").text, re.DOTALL)[0])
+
+
 def next_one(person: Person) -> str:
     """The milestone that comes next: what it says."""
     text = part(person)
@@ -53,12 +57,22 @@ def test_an_empty_page_has_the_lines_to_paste_with_the_address_of_the_browser(
 ) -> None:
     text = part(person)
     assert text.startswith("Send the first call") and next_one(person).startswith("Calls None is recorded yet.")
-    code = html.unescape(re.findall(r"<pre[^>]*><code>(.*?)</code>", person.get("/ui/policies").text, re.DOTALL)[0])
-    compile(code, "pasted", "exec")
+    code = lines_to_paste(person)
     assert f'base_url="{proxy.url}/v1", api_key="none"' in code and 'model="starter"' in code and "/feedback" in code
     elsewhere = person.get("/ui/policies", host="localhost:9123").text
     assert 'base_url="http://localhost:9123/v1"' in html.unescape(elsewhere)
     assert "Nothing recorded yet" not in elsewhere, "the card of the policy does not repeat it"
+
+
+def test_the_lines_to_paste_run_and_reward_a_group(
+    seed: Seed, proxy: RunningProxy, fake_vllm: FakeVllm, person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    fake_vllm.script = identified
+    exec(compile(lines_to_paste(person), "pasted", "exec"), {})
+    wait_for(lambda: "8 attempts recorded." in part(person))
+    assert "1 group of two or more attempts." in part(person)
+    assert [row.choice for row in proxy.rows(schema.feedback)] == [*range(8)]
 
 
 def test_with_keys_the_page_says_where_to_get_one(seed: Seed, proxy: RunningProxy, person: Person) -> None:
@@ -86,7 +100,7 @@ def test_from_a_group_to_the_step_each_milestone_has_its_remedy(
     for member in ("a", "b"):
         seed.trajectory(member, "g", turns=0)
     assert "1 group of two or more attempts." in part(person)
-    assert next_one(person).startswith("Rewards 0 attempts of 2 rewarded. Post feedback")
+    assert next_one(person).startswith("Rewards 0 of 2 attempts rewarded. Post feedback")
     with proxy.engine.begin() as connection:
         rewarded = {"state": "rewarded", "reward": 1.0, "why_not_trained": "policy_not_training"}
         connection.execute(update(schema.trajectories).values(rewarded))

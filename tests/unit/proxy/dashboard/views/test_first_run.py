@@ -70,7 +70,7 @@ def test_attempts_alone_are_enough_where_a_baseline_compares_them() -> None:
 
 def test_rewards_are_counted_of_what_can_be_trained_on() -> None:
     rewards = listed(("excluded", "greedy", 3), NO_REWARD, SCORED)[REWARDS]
-    assert rewards.is_there and rewards.status == "8 attempts of 12 rewarded."
+    assert rewards.is_there and rewards.status == "8 of 12 attempts rewarded."
     assert rewards.reason == "no_reward" and "post feedback" in (rewards.remedy or "").lower()
     assert listed(SCORED)[REWARDS].remedy is None
     assert listed(("excluded", "greedy", 3))[REWARDS].status == "No attempt to reward yet."

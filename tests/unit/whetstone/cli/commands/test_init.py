@@ -103,7 +103,7 @@ def test_a_judge_ranks_every_group() -> None:
     assert (ruler.judges, ruler.rank, settings.judges["main"].model) == (("main",), "all", "base")
 
 
-def test_a_wrong_answer_is_explained_and_asked_for_again() -> None:
+def test_a_wrong_answer_is_explained_and_the_question_comes_again() -> None:
     result = init(answers="nonsense\n\n\nNo Name\nsupport\n\n\n")
     assert result.exit_code == 0, result.output
     assert "'nonsense' is no folder here" in result.output and "no policy name" in result.output
@@ -139,7 +139,7 @@ def test_what_cannot_work_is_refused_with_what_can(options: tuple[str, ...], wor
     assert words in message and "secret" not in message
 
 
-def test_a_file_that_is_there_stays_and_nothing_is_asked() -> None:
+def test_a_file_that_is_there_stays_and_no_question_comes() -> None:
     Path(PATH).write_text("mine")
     result = init(answers="\n\n\n\n\n")
     assert "--force replaces it" in str(result.exception) and "Base model" not in result.output
