@@ -1,9 +1,11 @@
 """The SQL until the first step, on both databases: steps, the newest call, groups of several attempts."""
 
+import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from migrations import schema
 from proxy.dashboard.queries import first_run
@@ -53,3 +55,26 @@ def test_only_the_newest_groups_are_looked_at(engine: Engine, seed: Seed, monkey
         seed.group(f"g{number}", state="scored", size=2 if number < 2 else 1, closed_at=at)
     with engine.connect() as connection:
         assert first_run.groups_of_several(connection, "default", "starter") == 0
+
+
+def test_every_query_goes_by_an_index_in_order(engine: Engine, seed: Seed) -> None:
+    """So that a log of a million calls without a step is read as fast as an empty one."""
+    if engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL plans by statistics")
+    seed.group("open")
+    with engine.connect() as connection:
+        statements: list[tuple[str, Any]] = []
+        event.listen(connection, "before_cursor_execute", lambda *of: statements.append((of[2], of[3])))
+        first_run.has_step(connection, "default")
+        first_run.newest_call(connection, "default")
+        first_run.groups_of_several(connection, "default", "starter")
+        queries, statements = statements, []
+        plans = [
+            row.detail
+            for statement, values in queries
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        ]
+    assert len(queries) == 7
+    tables = [plan for plan in plans if re.match(r"(SCAN|SEARCH) (steps|trajectories|groups)", plan)]
+    assert len(tables) == 7 and all("INDEX" in plan and plan.startswith("SEARCH") for plan in tables), plans
+    assert not [plan for plan in plans if "ORDER BY" in plan], plans
