@@ -32,6 +32,9 @@ WhetstoneError
 class WhetstoneError(Exception):
     """What was requested cannot be done; the message gives the cause and the remedy."""
 
+    exit_code = 2
+    """Exit code of the command line: 1 if the command was refused, 2 if it could not begin."""
+
 
 class SettingsError(WhetstoneError):
     """The settings cannot be used; the message names the setting, the reason and a valid value."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer.main
 
+from whetstone.cli.lazy import loaded
 from whetstone.cli.main import EXIT_CODES, app
 
 HEAD = """# The command line
@@ -35,7 +36,7 @@ def page() -> str:
 
 def _commands(group: Any, names: tuple[str, ...]) -> Iterator[str]:
     for name in sorted(group.commands):
-        command = group.commands[name]
+        command = loaded(group.commands[name])
         if command.hidden:
             continue
         path = (*names, name)

@@ -184,7 +184,8 @@ class Policies:
             if policy and not policy.upstream:
                 if version in policy.served_versions:
                     return ServedVersion(policy.name, version)
-                remedy = f" or is not loaded: `whetstone pin {policy.name} {version}` loads what is on the disk"
+                loads = f"`whetstone versions pin {policy.name} {version}` loads what is on the disk"
+                remedy = f" or is not loaded: {loads}"
         known = [name for policy in self._policies for name in policy.names]
         listed = ", ".join(known[:MAX_LISTED]) or "none yet"
         if len(known) > MAX_LISTED:

@@ -36,7 +36,7 @@ def test_what_was_taken_out_comes_in_again_as_a_version_of_its_own(written: Here
     assert written.run("versions", "export", "starter@v1", str(out)).exit_code == 0
     result = written.run("versions", "import", str(out), "starter")
     assert result.exit_code == 0, result.output
-    assert result.stdout == "it is version 4 of starter; `whetstone promote starter 4` lets it answer\n"
+    assert result.stdout == "it is version 4 of starter; `whetstone versions promote starter 4` lets it answer\n"
     row = written.row("starter@v4")
     assert (row.state, row.parent, row.origin) == ("retired", 0, str(out))
     assert adapters.verify(Path(row.adapter_path)) == row.manifest_sha256

@@ -77,7 +77,7 @@ class Looking:
 Look = Callable[..., Looking]
 
 
-def _looks(browser: "Browser", url: str, opened: "list[tuple[BrowserContext, Looking]]") -> Look:
+def opened_by(browser: "Browser", url: str, opened: "list[tuple[BrowserContext, Looking]]") -> Look:
     def look(**values: Any) -> Looking:
         context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | values))
         looking = Looking(context.new_page(), url)
@@ -97,7 +97,7 @@ def opened() -> "Iterator[list[tuple[BrowserContext, Looking]]]":
     assert [looking.wrong for _, looking in opened if looking.wrong] == []
 
 
-def _running(sqlite_template: Path, data: Path) -> tuple[RunningProxy, FakeVllm]:
+def running(sqlite_template: Path, data: Path) -> tuple[RunningProxy, FakeVllm]:
     shutil.copyfile(sqlite_template, data / "whetstone.db")
     fake = FakeVllm(base_names=(*BASE_NAMES, "agent@v0"))
     database_url = f"sqlite:///{data / 'whetstone.db'}"
@@ -108,7 +108,7 @@ def _running(sqlite_template: Path, data: Path) -> tuple[RunningProxy, FakeVllm]
 @pytest.fixture(scope="session")
 def filled(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     """A proxy on loopback without keys: a policy that has learned, and conversations of every kind."""
-    proxy, fake = _running(sqlite_template, tmp_path_factory.mktemp("filled"))
+    proxy, fake = running(sqlite_template, tmp_path_factory.mktemp("filled"))
     now = datetime.now(UTC)
     scene = Scene(proxy.engine, now - timedelta(minutes=5))
     fill(scene)
@@ -125,13 +125,13 @@ def filled(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture
 def look(browser: "Browser", filled: RunningProxy, opened: "list[tuple[BrowserContext, Looking]]") -> Look:
     """Opens a fresh browser window on the filled dashboard."""
-    return _looks(browser, filled.url, opened)
+    return opened_by(browser, filled.url, opened)
 
 
 @pytest.fixture
 def own(sqlite_template: Path, tmp_path: Path) -> Iterator[RunningProxy]:
     """A proxy of the test's own, whose policy `agent` has learned a little."""
-    proxy, fake = _running(sqlite_template, tmp_path)
+    proxy, fake = running(sqlite_template, tmp_path)
     Story(proxy.engine, datetime.now(UTC), policy="agent").tell(6, 4)
     yield proxy
     proxy.stop()
@@ -141,7 +141,7 @@ def own(sqlite_template: Path, tmp_path: Path) -> Iterator[RunningProxy]:
 @pytest.fixture
 def look_at_own(browser: "Browser", own: RunningProxy, opened: "list[tuple[BrowserContext, Looking]]") -> Look:
     """Opens a fresh browser window on it."""
-    return _looks(browser, own.url, opened)
+    return opened_by(browser, own.url, opened)
 
 
 def make_key(engine: Engine, *scopes: KeyScope) -> str:

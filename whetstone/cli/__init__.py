@@ -1,3 +1,3 @@
-"""The command `whetstone`: `main` has the commands of `commands`, `options` what they share; `tables` is what they
-print.
+"""The command `whetstone`: `main` lists the commands of `commands`, which `lazy` imports when they run; `options` has
+what they share, `tables` what they print.
 """

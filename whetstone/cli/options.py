@@ -12,11 +12,13 @@ import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from sqlalchemy import Engine
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from typer.core import TyperGroup
 
-from migrations.run import upgrade
+from migrations.run import MigrationError, upgrade
 from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.database.engine import connect
+from whetstone.errors import WhetstoneError
 from whetstone.registry.projects import Store
 from whetstone.stack.admin_client import of_running
 
@@ -153,6 +155,16 @@ def report(value: Any, *lines: str, as_json: bool) -> None:
         return
     for line in lines:
         console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def message_of(error: Exception) -> str | None:
+    """Return the message of an error that a user can fix; None of any other."""
+    if isinstance(error, WhetstoneError | MigrationError):
+        return str(error)
+    if isinstance(error, DBAPIError):
+        return f"the database does not answer: {str(error.orig).strip()}"
+    # A number, text or URL that no database or terminal can process.
+    return ascii(str(error)) if isinstance(error, ArgumentError | UnicodeEncodeError | OverflowError) else None
 
 
 def check(wrong: Mapping[str, bool]) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from whetstone.config.settings import Settings
 from whetstone.doctor.log_store import LogStatistics, seen
-from whetstone.doctor.vllm_checks import checks_table
+from whetstone.doctor.rendering import checks_shown
 from whetstone.domain.why_not_trained import name_of
 from whetstone.vllm.self_test.questions import Check, Question
 
@@ -148,12 +148,20 @@ def checks(log: LogStatistics) -> tuple[Check, ...]:
     )
 
 
-def shown(results: Sequence[Check], policy: str) -> RenderableType:
-    """Return a table of the checks, and the doubts below it."""
+def shown(results: Sequence[Check], policy: str, *, verbose: bool) -> RenderableType:
+    """Return the checks, and the doubts below them; `verbose`: each check with its meaning."""
     verdict = Text("nothing in the log speaks against training on it", style="bold green")
-    if doubts := ", ".join(check.name for check in results if check.ok is False):
+    if all(check.ok is None for check in results):
+        verdict = Text(f"too little is recorded yet: most checks need {ENOUGH} attempts with rewards", style="yellow")
+        if not verbose:
+            return Group(Text(_title(policy), style="bold"), verdict)
+    elif doubts := ", ".join(check.name for check in results if check.ok is False):
         verdict = Text(f"training may not work well on this: {doubts}", style="yellow")
-    return Group(checks_table(f"the log of {policy}, its newest attempts", results), verdict)
+    return checks_shown(_title(policy), results, "not known yet (--verbose says why)", verdict, verbose=verbose)
+
+
+def _title(policy: str) -> str:
+    return f"the log of {policy}, its newest attempts"
 
 
 def _share(question: Question, part: int, whole: int, words: str, least: float) -> Check:

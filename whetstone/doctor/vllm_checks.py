@@ -7,19 +7,18 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from msgspec.structs import replace
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from whetstone.config.settings import Settings
+from whetstone.doctor.rendering import checks_shown
 from whetstone.errors import WhetstoneError
 from whetstone.registry.projects import Store
-from whetstone.terminal.fitting import Fitting
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused
 from whetstone.vllm.self_test import run
-from whetstone.vllm.self_test.questions import OF_THE_MODEL, Check, knowing
+from whetstone.vllm.self_test.questions import OF_THE_MODEL, knowing
 
 
 class NothingToTest(WhetstoneError):
@@ -101,8 +100,8 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def shown(test: run.SelfTest) -> RenderableType:
-    """Return a table of the checks, and the verdict below it."""
+def shown(test: run.SelfTest, *, verbose: bool) -> RenderableType:
+    """Return the checks, and the verdict below them; `verbose`: each check with its meaning."""
     server = f"vLLM {test.vllm_version}" if test.vllm_version else "a server of unknown version"
     place = f" at {test.address}" if test.address else ""
     title = f"{test.served} on {server}{place}, {test.tested_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -110,21 +109,4 @@ def shown(test: run.SelfTest) -> RenderableType:
     if not test.trainable:
         names = ", ".join(check.name for check in test.missing or test.checks[:1])
         verdict = Text(f"training cannot rely on this server: {names}", style="bold red")
-    return Group(checks_table(title, test.checks), verdict)
-
-
-def checks_table(title: str, checks: Sequence[Check]) -> Fitting:
-    """Return a table with a row for each check."""
-    table = Table("question", "answer", "result, and what it means", title=title, title_justify="left", show_lines=True)
-    for check in checks:
-        table.add_row(check.name, _answer(check), Text(check.found).append(f"\n{check.means}", style="dim"))
-    return Fitting(table)
-
-
-def _answer(check: Check) -> Text:
-    """Return yes, no, or could not tell, in colour."""
-    if check.ok is None:
-        return Text("could not tell", style="yellow")
-    if check.ok:
-        return Text("yes", style="green")
-    return Text("no", style="bold red" if check.needed else "yellow")
+    return checks_shown(title, test.checks, "could not be tested (--verbose says why)", verdict, verbose=verbose)

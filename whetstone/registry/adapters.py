@@ -39,6 +39,8 @@ class AdapterDamaged(WhetstoneError):
 class NotCopied(WhetstoneError):
     """An adapter's folder was not copied; the message says why."""
 
+    exit_code = 1
+
 
 def load_missing(vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str]) -> None:
     """Load the adapters in `wanted` (name -> folder) that are not in `loaded`. Failures are logged and skipped.

@@ -23,6 +23,8 @@ p, v = schema.policies.c, schema.policy_versions.c
 class LedgerError(WhetstoneError):
     """The move is not possible with these versions; the message says why, and what is possible."""
 
+    exit_code = 1
+
 
 @dataclass(frozen=True)
 class Move:

@@ -30,6 +30,8 @@ class ProxyUnreachable(WhetstoneError):
 class RefusedByProxy(WhetstoneError):
     """The proxy refused, or it is unknown whether it did the work; the message says why."""
 
+    exit_code = 1
+
 
 class _ErrorBody(msgspec.Struct):
     class Error(msgspec.Struct):

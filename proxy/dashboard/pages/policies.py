@@ -7,6 +7,7 @@ from typing import Any
 from proxy.api.admin import store
 from proxy.api.admin.policies import known
 from proxy.dashboard.interfaces import ActionResult, FormRequest, PageRequest
+from proxy.dashboard.pages import first_run
 from proxy.dashboard.pages.overview import overview
 from proxy.dashboard.queries import policies as store_policies
 from proxy.dashboard.views import chart_data, version_rewards
@@ -42,9 +43,10 @@ MEANINGS = {
 
 
 def policies(request: PageRequest) -> dict[str, Any]:
-    """Load the overview, and the policies; with `part` only that one, which refreshes by itself."""
+    """Load the first run, the overview, and the policies; with `part` only that one, which refreshes by itself."""
     part = request.query.get("part")
     return {
+        "first_run": first_run.load(request) if part in (None, "first_run") else None,
         "overview": overview(request) if part in (None, "overview") else None,
         "policies": _cards(request) if part in (None, "policies") else [],
         "states": tuple(STATES),

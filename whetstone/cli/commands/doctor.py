@@ -1,5 +1,6 @@
 """`whetstone doctor`: check the model servers and the log, or plan a model's memory (by `whetstone.doctor`)."""
 
+from operator import itemgetter
 from typing import Annotated, NoReturn
 
 import msgspec
@@ -19,6 +20,7 @@ from whetstone.cli.options import (
 )
 from whetstone.config.settings import Settings, load
 from whetstone.doctor import log_checks, memory_plan, vllm_checks
+from whetstone.doctor.rendering import severity
 from whetstone.stack.admin_client import launch_arguments
 
 
@@ -27,6 +29,7 @@ def doctor(
     config: ConfigOption = None,
     as_json: JsonObjectOption = False,
     stored: Annotated[bool, typer.Option("--stored", help="Show the last test, made at the start or since")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show each check with what its result means")] = False,
     log: Annotated[bool, typer.Option("--log", help="Only check the log; send nothing to vLLM")] = False,
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="MODEL", help="Only plan the memory of this folder or hub name")
@@ -47,6 +50,8 @@ def doctor(
     With `--memory` it starts nothing and asks no server: it says what vLLM and the trainer would get of the GPUs with
     this model, the longest row, the tokens of KV cache, and if it does not fit, what would. `up` keeps to this plan.
 
+    The worst result comes first, and what is well in one line; `--verbose` has each check with its meaning.
+
     Exit code 0 if vLLM provides all that training needs, or the model fits; 1 if not; 2 if no vLLM answers, or the
     model's files cannot be read. Findings in the log are only warnings.
 
@@ -62,7 +67,7 @@ def doctor(
     settings = running_settings(data, config)
     if log:
         checks = log_checks.examine(engine_of(settings), settings)
-        show(checks, lambda: log_checks.shown(checks, settings.policy), as_json=as_json)
+        show(checks, lambda: log_checks.shown(checks, settings.policy, verbose=verbose), as_json=as_json)
         return
     test = (
         vllm_checks.last_test(settings, store_of(settings))
@@ -70,8 +75,11 @@ def doctor(
         else vllm_checks.examine(settings, launch_arguments(settings.data))
     )
     logged = log_checks.examine(engine_of(settings), settings) if has_database(settings) else ()
-    tables = [vllm_checks.shown(test), *([log_checks.shown(logged, settings.policy)] if logged else [])]
-    show(msgspec.to_builtins(test) | {"log": logged}, lambda: Group(*tables), as_json=as_json)
+    parts = [(severity(test.checks), vllm_checks.shown(test, verbose=verbose))]
+    if logged:
+        parts.append((severity(logged), log_checks.shown(logged, settings.policy, verbose=verbose)))
+    parts.sort(key=itemgetter(0), reverse=True)
+    show(msgspec.to_builtins(test) | {"log": logged}, lambda: Group(*(one for _, one in parts)), as_json=as_json)
     if not stored and not (
         has_database(settings) and store_of(settings).keep_self_test(settings.project, settings.policy, test)
     ):

@@ -41,7 +41,9 @@ from whetstone.terminal.listing import Listing
 
 keys = typer.Typer(
     cls=ListsByDefault,
-    help="""Manage API keys: for apps and for people, each with its scopes. Without a command: list them.
+    help="""Manage API keys: for apps and for people, each with its scopes.
+
+    Without a command, it lists them.
 
     Examples:
 

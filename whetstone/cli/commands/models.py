@@ -19,7 +19,9 @@ from whetstone.terminal.progress import show_progress
 
 models = typer.Typer(
     cls=ListsByDefault,
-    help="""Small base models from the Python package index. Without a command: list them.
+    help="""Small base models from the Python package index.
+
+    Without a command, it lists them.
 
     Example:
 

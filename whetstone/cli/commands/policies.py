@@ -25,7 +25,9 @@ from whetstone.terminal.listing import Listing
 
 policies = typer.Typer(
     cls=ListsByDefault,
-    help="""What learns and what only records. Without a command: list them.
+    help="""What learns and what only records.
+
+    Without a command, it lists them.
 
     Examples:
 

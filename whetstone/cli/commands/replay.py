@@ -41,7 +41,7 @@ def replay(
     Each turn is sent with the recorded messages before it and with its own sampling fields, so that turns are compared
     one by one. The calls are recorded as evaluation (`X-Split: eval`, `X-No-Train`), and their metadata has
     `replay_of`: no step trains on them. Only chat completions are sent. The stack must run and the version be loaded
-    (`whetstone pin` loads it).
+    (`whetstone versions pin` loads it).
 
     Exit code 0 if all prompts are answered, 1 if one is refused or none can be sent, 2 if no stack runs.
 

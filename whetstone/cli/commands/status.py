@@ -8,11 +8,12 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from whetstone.cli.options import ConfigOption, DataOption, JsonObjectOption, database_of, running_settings, show
-from whetstone.cli.tables.status import probes, store, training
+from whetstone.cli.tables.status import probes, store
 from whetstone.cli.tables.status.problems import problems
 from whetstone.cli.tables.status.view import shown
 from whetstone.config.settings import Settings
 from whetstone.database.engine import snapshot
+from whetstone.doctor import training, training_store
 from whetstone.stack.admin_client import addresses
 
 Facts = dict[str, Any]
@@ -60,7 +61,7 @@ def examine(settings: Settings, now: datetime) -> Facts:
     try:
         with snapshot(settings.database_url) as connection:
             for own in settings.of_projects():
-                rows = store.policies(connection, own.project, now - timedelta(days=training.DAYS))
+                rows = training_store.policies(connection, own.project, now - timedelta(days=training.DAYS))
                 stack = _stack(facts, own)
                 facts["policies"] += [row | _training(connection, row, stack, own, now) for row in rows]
             facts["replicas"] = store.replicas(connection, settings.home)
@@ -87,8 +88,9 @@ def _training(
         return {"gain": None, "training": None, "last_step": step and step | {"gain": None}}
     project, policy, live = row["project"], row["policy"], row["live_version"]
     of_step = [] if step is None or step["version_out"] is None else [step["version_in"], step["version_out"]]
-    rewards = store.rewards(connection, project, policy, [0, live, *of_step])
-    scored, was_called = store.scored(connection, project, policy), store.was_called(connection, project, policy)
+    rewards = training_store.rewards(connection, project, policy, [0, live, *of_step])
+    scored = training_store.scored(connection, project, policy)
+    was_called = training_store.was_called(connection, project, policy)
     why = training.why_not(row, scored, was_called, settings.trainer, stack, now)
     return {
         "gain": training.gain(rewards, 0, live),

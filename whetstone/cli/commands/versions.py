@@ -1,4 +1,4 @@
-"""`whetstone promote | rollback | pin | versions`: options, output and exit codes."""
+"""`whetstone versions`: options, output and exit codes."""
 
 import re
 import sys
@@ -46,12 +46,15 @@ class _Lists(ListsByDefault):
 
 versions = typer.Typer(
     cls=_Lists,
-    help="""Show a policy's versions; take adapters out, bring them in, fork a policy.
+    help="""A policy's versions: list them, move between them, take adapters out and bring them in.
+
+    Without a command, it lists them.
 
     Examples:
 
         whetstone versions
         whetstone versions starter
+        whetstone versions rollback
     """,
 )
 
@@ -77,6 +80,89 @@ def list_versions(
     name = policy or settings.policy
     rows = line.rows(name)
     show(rows, lambda: _table(name, rows, wide=wide), as_json=as_json)
+
+
+@versions.command("promote")
+def promote(
+    policy: NamedPolicy,
+    version: Annotated[int, typer.Argument(min=0, help="Its number; 0 is the base model")],
+    reason: Reason = None,
+    as_json: JsonObjectOption = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Make a version live from the next request on, regardless of the gate's decision.
+
+    If a stack runs, the version is loaded first; if a model server cannot load it, nothing changes.
+
+    Exit code 0 if it is live, 1 if it is refused, 2 if a stack runs whose proxy cannot be reached.
+
+    Example:
+
+        whetstone versions promote starter 7
+    """
+    _, line = _open(data, config, policy)
+    move = line.promote(policy, version, reason)
+    before = line.before(policy)
+    back = [] if before is None else [f"`whetstone versions rollback {policy}` goes back to version {before}"]
+    _print_move(policy, move, *back, as_json=as_json)
+
+
+@versions.command("rollback")
+def rollback(
+    policy: PolicyArgument = None,
+    to: Annotated[
+        int | None, typer.Option("--to", min=0, help="A version that the live one descends from [its parent]")
+    ] = None,
+    reason: Reason = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation (only a terminal is asked)")] = False,
+    as_json: JsonObjectOption = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Go back to the version that the live one was trained from, from the next request on.
+
+    The live version and all versions trained from it are rejected, and their answers are no longer trained on.
+
+    Exit code 0 if it was done, 1 if it is refused or not confirmed, 2 if a stack runs whose proxy cannot be reached.
+
+    Example:
+
+        whetstone versions rollback starter
+    """
+    settings, line = _open(data, config, policy)
+    name = policy or settings.policy
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
+        # The version that is confirmed is the one that is made live, whatever is promoted meanwhile.
+        to = line.before(name) if to is None else to
+        if to is not None:
+            question = f"Make version {to} of {name} live again, and reject the live version and its line back to {to}?"
+            typer.confirm(question, abort=True, err=True)
+    _print_move(name, line.roll_back(name, to, reason), as_json=as_json)
+
+
+@versions.command("pin")
+def pin(
+    policy: NamedPolicy,
+    version: Annotated[int, typer.Argument(min=0, help="Its number")],
+    off: Annotated[bool, typer.Option("--off", help="No longer")] = False,
+    as_json: JsonObjectOption = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Keep a version loaded and on the disk regardless of newer versions, so that apps can request policy@vN.
+
+    Exit code 0 if it was done, 1 if it is refused, 2 if a stack runs whose proxy cannot be reached.
+
+    Example:
+
+        whetstone versions pin starter 7
+    """
+    _, line = _open(data, config, policy)
+    line.pin(policy, version, pinned=not off)
+    name = version_id(policy, version)
+    words = f"{name} is no longer pinned" if off else f"{name} is pinned"
+    report({"policy": policy, "version": version, "pinned": not off}, words, as_json=as_json)
 
 
 @versions.command("export")
@@ -150,86 +236,6 @@ def fork(
     report({"policy": policy, "version": number, "origin": named}, _number_line(policy, number), as_json=as_json)
 
 
-def promote(
-    policy: NamedPolicy,
-    version: Annotated[int, typer.Argument(min=0, help="Its number; 0 is the base model")],
-    reason: Reason = None,
-    as_json: JsonObjectOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Make a version live from the next request on, regardless of the gate's decision.
-
-    If a stack runs, the version is loaded first; if a model server cannot load it, nothing changes.
-
-    Exit code 0 if it is live, 1 if it is refused, 2 if a stack runs whose proxy cannot be reached.
-
-    Example:
-
-        whetstone promote starter 7
-    """
-    _, line = _open(data, config, policy)
-    move = line.promote(policy, version, reason)
-    before = line.before(policy)
-    back = [] if before is None else [f"`whetstone rollback {policy}` goes back to version {before}"]
-    _print_move(policy, move, *back, as_json=as_json)
-
-
-def rollback(
-    policy: PolicyArgument = None,
-    to: Annotated[
-        int | None, typer.Option("--to", min=0, help="A version that the live one descends from [its parent]")
-    ] = None,
-    reason: Reason = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation (only a terminal is asked)")] = False,
-    as_json: JsonObjectOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Go back to the version that the live one was trained from, from the next request on.
-
-    The live version and all versions trained from it are rejected, and their answers are no longer trained on.
-
-    Exit code 0 if it was done, 1 if it is refused or not confirmed, 2 if a stack runs whose proxy cannot be reached.
-
-    Example:
-
-        whetstone rollback starter
-    """
-    settings, line = _open(data, config, policy)
-    name = policy or settings.policy
-    if not yes and sys.stdin is not None and sys.stdin.isatty():
-        # The version that is confirmed is the one that is made live, whatever is promoted meanwhile.
-        to = line.before(name) if to is None else to
-        if to is not None:
-            question = f"Make version {to} of {name} live again, and reject the live version and its line back to {to}?"
-            typer.confirm(question, abort=True, err=True)
-    _print_move(name, line.roll_back(name, to, reason), as_json=as_json)
-
-
-def pin(
-    policy: NamedPolicy,
-    version: Annotated[int, typer.Argument(min=0, help="Its number")],
-    off: Annotated[bool, typer.Option("--off", help="No longer")] = False,
-    as_json: JsonObjectOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Keep a version loaded and on the disk regardless of newer versions, so that apps can request policy@vN.
-
-    Exit code 0 if it was done, 1 if it is refused, 2 if a stack runs whose proxy cannot be reached.
-
-    Example:
-
-        whetstone pin starter 7
-    """
-    _, line = _open(data, config, policy)
-    line.pin(policy, version, pinned=not off)
-    name = version_id(policy, version)
-    words = f"{name} is no longer pinned" if off else f"{name} is pinned"
-    report({"policy": policy, "version": version, "pinned": not off}, words, as_json=as_json)
-
-
 def _open(data: Path | None, config: Path | None, policy: str | None) -> tuple[Settings, Versions]:
     """Return the settings of the policy's project, and its versions."""
     settings = running_settings(data, config).of_policy(policy)
@@ -244,7 +250,7 @@ def _version(named: str) -> tuple[str, int]:
 
 
 def _number_line(policy: str, number: int) -> str:
-    return f"it is version {number} of {policy}; `whetstone promote {policy} {number}` lets it answer"
+    return f"it is version {number} of {policy}; `whetstone versions promote {policy} {number}` lets it answer"
 
 
 def _print_move(policy: str, move: Move, *more: str, as_json: bool) -> None:

@@ -33,6 +33,8 @@ ID = {GROUPS: "group_id", TRAJECTORIES: "trajectory_id"}
 class NotFound(WhetstoneError):
     """There is no group or trajectory of that id; the message lists similar ids."""
 
+    exit_code = 1
+
 
 def newest(
     connection: Connection,

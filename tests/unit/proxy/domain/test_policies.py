@@ -69,7 +69,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(model: str) -> No
 
 @pytest.mark.parametrize("model", ["starter@v1", "gpt-4o@v1"])
 def test_the_error_says_how_a_version_that_is_not_loaded_can_be(model: str) -> None:
-    with pytest.raises(UnknownModel, match=r"not loaded: `whetstone pin starter 1` loads"):
+    with pytest.raises(UnknownModel, match=r"not loaded: `whetstone versions pin starter 1` loads"):
         POLICIES.resolve(model)
     for other in ("starter", "teacher"):
         with pytest.raises(UnknownModel, match=r"does not exist; there are"):

@@ -5,6 +5,8 @@ import itertools
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,11 @@ import judge.audit.__main__ as judging
 import trainer.__main__ as training
 from tests.unit.whetstone.cli.commands.test_trajectories import Here, here
 from whetstone import __version__
+from whetstone.cli.lazy import LazyCommand, loaded
 from whetstone.cli.main import app
+from whetstone.config.settings import Settings
+from whetstone.database.engine import connect
+from whetstone.registry.projects import Store
 
 __all__ = ["here"]
 ROOTS = {"whetstone": app, "judge": judging.app, "trainer": training.app}
@@ -27,7 +33,7 @@ def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
     """A command and all below it, each with the words that lead to it."""
     yield path, command
     for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, (*path, name))
+        yield from commands(loaded(inner), (*path, name))
 
 
 ALL = [pair for name, root in ROOTS.items() for pair in commands(typer.main.get_command(root), (name,))]
@@ -60,19 +66,48 @@ def test_the_version_is_an_option() -> None:
     assert (shown.exit_code, shown.stdout) == (0, f"whetstone {__version__}\n")
 
 
-@pytest.mark.parametrize("group", ["keys", "policies", "models"])
+def test_the_list_of_commands_has_the_first_paragraph_of_each_help() -> None:
+    root: Any = typer.main.get_command(app)
+    lazy = {name: command for name, command in root.commands.items() if isinstance(command, LazyCommand)}
+    assert len(lazy) >= 20
+    for name, command in lazy.items():
+        first, *_ = inspect.cleandoc(command.load().help or "").split("\n\n")
+        assert command.help == " ".join(first.split()), name
+
+
+def test_help_loads_neither_our_settings_nor_the_database() -> None:
+    program = [sys.executable, "-P", "-X", "importtime", "-m", "whetstone.cli.main"]
+    ended = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True)
+    loaded_names = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert "typer" in loaded_names
+    assert not {"sqlalchemy", "pydantic", "httpx", "msgspec", "whetstone.cli.options"} & loaded_names
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(path) for path, _ in ALL])
+def test_each_example_has_a_line_of_its_own(path: tuple[str, ...], command: Any) -> None:
+    if not command.add_help_option:
+        return
+    shown = CliRunner().invoke(ROOTS[path[0]], [*path[1:], "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"})
+    lines = [line.strip() for line in shown.output.splitlines()]
+    assert [line for line in examples(command) if line not in lines] == []
+
+
+@pytest.mark.parametrize("group", ["keys", "policies", "models", "versions"])
 def test_a_group_alone_is_its_list(group: str, sqlite_template: Path, tmp_path: Path) -> None:
     shutil.copyfile(sqlite_template, tmp_path / "whetstone.db")
+    Store(connect(f"sqlite:///{tmp_path / 'whetstone.db'}")).prepare(Settings(data=tmp_path))
     options = [] if group == "models" else ["--data", str(tmp_path)]
     alone, listed = (CliRunner().invoke(app, [group, *command, "--json", *options]) for command in ((), ("list",)))
     assert alone.exit_code == 0 and alone.stdout == listed.stdout
-    assert "No such command" in CliRunner().invoke(app, [group, "nonsense"]).output
+    if group != "versions":  # there, it is the name of a policy
+        assert "No such command" in CliRunner().invoke(app, [group, "nonsense"]).output
     assert "Usage" in CliRunner().invoke(app, [group, "--help"]).output
 
 
 def test_what_prints_tables_or_figures_prints_json_too() -> None:
     without = {
         "whetstone up": "runs until it is stopped; up.json has the addresses",
+        "whetstone init": "asks questions, and prints what to do next",
         "whetstone migrate": "prints a sentence",
         "whetstone sql-role": "prints a URL",
         "whetstone judge": "another program, which is among ROOTS",
@@ -127,13 +162,14 @@ def test_every_example_is_a_command_line_that_is_understood(path: tuple[str, ...
 
 NEED_MORE = {
     "whetstone up": "starts a stack", "whetstone demo": "starts a stack", "whetstone step": "needs a stack",
-    "whetstone tail": "runs until it is stopped",
+    "whetstone tail": "runs until it is stopped", "whetstone init": "asks questions",
     "whetstone replay": "needs a stack", "whetstone logs": "needs logs", "whetstone sql-role": "PostgreSQL",
     "whetstone judge": "another program", "whetstone models get": "fetches a model", "whetstone import": "needs a log",
     "whetstone doctor": "needs a vLLM or a model", "whetstone versions export": "needs an adapter",
     "whetstone versions import": "needs an adapter", "whetstone versions fork": "needs an adapter",
-    "whetstone promote": "needs an adapter", "whetstone rollback": "needs an adapter", "KEY=": "a shell's variable",
-    "whetstone sql --csv -f": "needs a file", "whetstone keys revoke": "needs a key", "whetstone pin": "needs one",
+    "whetstone versions promote": "needs an adapter", "whetstone versions rollback": "needs an adapter",
+    "whetstone versions pin": "needs an adapter", "KEY=": "a shell's variable",
+    "whetstone sql --csv -f": "needs a file", "whetstone keys revoke": "needs a key",
     "whetstone models": "lists what is in the cache folder", "whetstone export preferences": "needs pyarrow",
     "whetstone export trajectories": "needs pyarrow",
 }  # fmt: skip

@@ -45,7 +45,7 @@ def test_what_changes_something_prints_what_it_changed(here: Here) -> None:
     created = as_json(here, "keys", "create", "--name", "app", "--scope", "inference")
     assert created["key"].startswith("wsk_") and created["scopes"] == ["inference"] and created["name"] == "app"
     assert as_json(here, "keys", "revoke", created["key_id"]) == {"key_id": created["key_id"], "revoked": True}
-    assert as_json(here, "promote", "starter", "0") == {
+    assert as_json(here, "versions", "promote", "starter", "0") == {
         "policy": "starter",
         "before": 0,
         "live_version": 0,

@@ -24,6 +24,7 @@ GOOD = LogStatistics(
     base_rewards=(0.0, 1.0) * 20, live_rewards=(1.0,) * 5, groups=40, uniform=10, completions=200,
     lacking=(("aborted", 3),), tools=("search", "get_weather"),
 )  # fmt: skip
+NOTHING = LogStatistics(0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, 0, 0, (), ())
 
 
 def said(question: Question, **changed: Any) -> Check:
@@ -36,9 +37,8 @@ def test_a_log_that_is_good_to_learn_from_is_good_in_every_respect() -> None:
 
 
 def test_an_empty_log_is_no_verdict() -> None:
-    nothing = LogStatistics(0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, 0, 0, (), ())
-    assert [check.ok for check in log.checks(nothing)] == [None] * 9
-    assert "none" in log.checks(nothing)[0].found
+    assert [check.ok for check in log.checks(NOTHING)] == [None] * 9
+    assert "none" in log.checks(NOTHING)[0].found
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,34 @@ def test_a_tool_that_only_looks_is_not_suspected(name: str) -> None:
     assert said(log.TOOLS, tools=(name,)).ok is True
 
 
-def test_doubts_are_summed_up_below_the_table() -> None:
+def shown(statistics: LogStatistics, *, verbose: bool = False) -> str:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(log.shown(log.checks(replace(GOOD, grouped=0, too_long=9)), "mine"))
-    text = " ".join(capture.get().split())
+        console.print(log.shown(log.checks(statistics), "mine", verbose=verbose))
+    return capture.get()
+
+
+@pytest.mark.parametrize("statistics", [NOTHING, replace(NOTHING, trajectories=3, ended=3, rewarded=2, completions=3)])
+def test_too_little_to_tell_anything_is_one_line(statistics: LogStatistics) -> None:
+    title, verdict = shown(statistics).splitlines()
+    assert "the log of mine" in title and verdict.startswith("too little is recorded yet")
+    assert shown(statistics, verbose=True).count("could not tell") == 9
+
+
+def test_what_is_not_known_yet_is_one_line() -> None:
+    lines = shown(replace(GOOD, tools=(), stale=0, trained=0)).splitlines()
+    assert len(lines) <= 6 and "nothing in the log speaks against" in lines[-1]
+    assert "? not known yet (--verbose says why): tools without effects, fresh" in " ".join(lines)
+
+
+def test_a_doubt_comes_before_what_is_well_with_its_remedy() -> None:
+    lines = shown(replace(GOOD, rewarded=3)).splitlines()
+    assert lines[1].startswith("! rewards: 3 of 100") and "post feedback" in " ".join(lines[2:6])
+    assert lines.index(next(line for line in lines if line.startswith("✓"))) > 2
+
+
+def test_doubts_are_summed_up_below_the_table() -> None:
+    text = " ".join(shown(replace(GOOD, grouped=0, too_long=9)).split())
     assert "the log of mine" in text
     assert "training may not work well on this: attempts with a sibling, length" in text
 

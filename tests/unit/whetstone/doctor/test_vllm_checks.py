@@ -30,6 +30,7 @@ from whetstone.doctor.vllm_checks import (
 from whetstone.registry.projects import Store
 from whetstone.stack.admin_client import ProxyUnreachable, launch_arguments, of_running
 from whetstone.vllm.client import command as vllm_command
+from whetstone.vllm.self_test import questions as self_test_questions
 from whetstone.vllm.self_test.questions import ADAPTERS, CALL, PLAIN, SEEDS, Check, knowing
 from whetstone.vllm.self_test.run import SelfTest
 
@@ -55,10 +56,10 @@ def doctor(data: Path, *arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "120"}).invoke(app, ["doctor", "--data", str(data), *arguments])
 
 
-def text(test: SelfTest) -> str:
-    console = Console(width=120)
+def text(test: SelfTest, *, width: int = 120, verbose: bool = False) -> str:
+    console = Console(width=width)
     with console.capture() as capture:
-        console.print(shown(test))
+        console.print(shown(test, verbose=verbose))
     return capture.get()
 
 
@@ -201,11 +202,30 @@ def test_a_start_is_not_stopped_by_a_server_that_does_not_answer(seed: Any, engi
 
 
 def test_everything_found_is_shown_with_what_it_means() -> None:
-    shown_text = " ".join(text(TEST).replace("│", " ").split())
+    shown_text = " ".join(text(TEST, verbose=True).replace("│", " ").split())
     assert "starter@v0 on vLLM 0.32.0, 2026-01-01 12:00:00 UTC" in shown_text
     for check, answer in zip(TEST.checks, ("yes", "no", "could not tell", "no"), strict=True):
         assert f"{check.name} {answer} {check.found} {check.means.split()[0]}" in shown_text
     assert "training cannot rely on this server: adapters at run time" in shown_text
+
+
+def test_the_worst_comes_first_and_what_is_well_takes_a_line() -> None:
+    lines = text(TEST).splitlines()
+    marks = [line[0] for line in lines[1:-1] if line[0] != " "]
+    assert marks == ["✗", "!", "?", "✓"]
+    assert lines[1].startswith(f"✗ {ADAPTERS.name}: off") and ADAPTERS.no[:40] in lines[2]
+    assert lines[-2].strip() == f"✓ {PLAIN.name}"
+    assert f"? could not be tested (--verbose says why): {CALL.name}" in text(TEST)
+    assert CALL.unknown[:30] not in text(TEST)
+
+
+def test_every_check_fits_on_one_screen_even_if_half_of_them_fail() -> None:
+    questions = [one for one in vars(self_test_questions).values() if isinstance(one, self_test_questions.Question)]
+    assert len(questions) >= 9
+    checks = tuple(one.answer(number % 2 == 0, "x" * 60) for number, one in enumerate(questions))
+    assert len(text(SelfTest("m", "1", NOW, False, checks), width=80).splitlines()) <= 24
+    well = SelfTest("m", "1", NOW, True, tuple(one.answer(True, "x" * 60) for one in questions))
+    assert len(text(well, width=80).splitlines()) <= 6
 
 
 def test_a_server_that_did_not_answer_in_time_is_not_relied_on() -> None:

@@ -1,3 +1,3 @@
 """What `whetstone status` shows: `probes` looks at processes, the proxy and the disk, `store` at the database. From
-these facts, `training` says why no policy trains at the moment, and `problems` what is wrong. `view` formats all of it.
+these facts, `problems` says what is wrong; why no policy trains comes from `whetstone.doctor`. `view` formats all.
 """

@@ -11,8 +11,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from whetstone.cli.tables.status.problems import LEAST_FREE_BYTES, size
-from whetstone.cli.tables.status.store import QUEUE
 from whetstone.cli.tables.trajectory_tables import ago, pairs_table
+from whetstone.doctor.training_store import QUEUE
 from whetstone.terminal.listing import Listing
 
 Facts = Mapping[str, Any]

@@ -131,7 +131,7 @@ def test_a_link_that_was_tampered_with_says_what_is_wrong(reader: Person, query:
 
 
 def test_a_policy_of_which_nothing_is_recorded_teaches_what_to_do(proxy: RunningProxy, person: Person) -> None:
-    text = shown(person.get("/ui/policies"))
+    text = shown(person.get("/ui/policies/starter"))
     assert "Nothing recorded yet" in text and 'model="starter"' in text and "POST /v1/feedback" in text
 
 

@@ -30,7 +30,8 @@ class _ProxyHandler(Handler):
         text = self.server.texts.get(len(body["messages"]))
         if text is None:
             self.whole(
-                404, {"error": {"message": "vLLM has not loaded starter@v7; `whetstone pin starter 7` loads it"}}
+                404,
+                {"error": {"message": "vLLM has not loaded starter@v7; `whetstone versions pin starter 7` loads it"}},
             )
         else:
             self.whole(200, chat_answer(text, body["model"]))
@@ -77,7 +78,7 @@ def test_a_refusal_is_shown_with_its_remedy_and_the_other_turns_go_on(here: Here
     proxy.texts = {1: "answer 0"}
     result = here.run("replay", "game", "--version", "7", columns=200)
     assert result.exit_code == 1
-    assert "no answer: vLLM has not loaded starter@v7; `whetstone pin starter 7` loads it" in result.stdout
+    assert "no answer: vLLM has not loaded starter@v7; `whetstone versions pin starter 7` loads it" in result.stdout
     assert "the same as v0" in result.stdout
 
 

@@ -22,6 +22,7 @@ from tests.conftest import NOW, Seed
 from tests.unit.whetstone.conftest import Ended
 from tests.unit.whetstone.doctor.test_vllm_checks import write_addresses
 from whetstone.cli.commands.status import examine
+from whetstone.cli.lazy import loaded
 from whetstone.cli.main import app
 from whetstone.cli.tables.status.view import shown as status_shown
 from whetstone.cli.tables.trajectory_tables import trajectory_shown
@@ -315,7 +316,7 @@ def test_the_shell_is_told_the_names_of_policies(here: Here) -> None:
         schema.policies, project="default", id="stranger", base_model="b", model_path="m", live_version=0,
         next_version=1, next_step=1, state="recording", created_at=NOW, upstream="elsewhere",
     )  # fmt: skip
-    asked = {"_WHETSTONE_COMPLETE": "complete_bash", "COMP_CWORD": "2", "COMP_WORDS": "whetstone rollback st"}
+    asked = {"_WHETSTONE_COMPLETE": "complete_bash", "COMP_CWORD": "3", "COMP_WORDS": "whetstone versions rollback st"}
     program = Path(sys.executable).with_name("whetstone")
     environment = {**os.environ, **asked, "WHETSTONE_DATA": str(here.data)}
     result = subprocess.run([program], env=environment, capture_output=True, text=True)
@@ -344,7 +345,7 @@ def test_policies_are_told_as_json(here: Here) -> None:
         (("groups",), "group formed by state rewarded mean spread reason began scored"),
         (("groups", "g"), "trajectory version state reward why not trained began"),
         (("status",), "policy state versions last step groups 1 scored training"),
-        (("doctor", "--log"), "question answer result, and what it means rewards differ within groups"),
+        (("doctor", "--log", "--verbose"), "question answer result, and what it means rewards differ within groups"),
         (("sql",), "view what it is for"),
         (("sql", "admin_steps"), "column on SQLite on PostgreSQL meaning"),
     ],
@@ -368,7 +369,7 @@ def test_every_command_teaches_by_an_example() -> None:
 
     def missing(command: Any, path: str) -> list[str]:
         if hasattr(command, "commands"):
-            return [name for key, one in command.commands.items() for name in missing(one, f"{path} {key}")]
+            return [name for key, one in command.commands.items() for name in missing(loaded(one), f"{path} {key}")]
         shown = path.replace("versions list", "versions")
         return [] if f"    {shown}" in command.help or f"({shown}" in command.help else [path]
 

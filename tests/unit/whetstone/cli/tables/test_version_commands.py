@@ -1,4 +1,4 @@
-"""`whetstone promote | rollback | pin | versions`: by the proxy where one runs, else in the database; files copied."""
+"""`whetstone versions`: by the proxy where one runs, else in the database; files copied."""
 
 import hashlib
 import json
@@ -129,26 +129,26 @@ def stack(sqlite_template: Path, tmp_path: Path) -> Iterator[Stack]:
 
 
 def test_with_a_stack_the_next_request_goes_by_the_move(stack: Stack) -> None:
-    result = stack.run("rollback", "--reason", "it [swears]")
+    result = stack.run("versions", "rollback", "--reason", "it [swears]")
     assert stack.speaks() == "1"
     assert result.exit_code == 0, result.output
     assert "version 1 of starter answers now, 2 no longer" in result.stdout and "rejected: 2" in result.stdout
     assert stack.row("starter@v2").reason == "rolled back to version 1: it [swears]"
-    assert stack.run("promote", "starter", "3").exit_code == 0  # rejected, and not loaded
+    assert stack.run("versions", "promote", "starter", "3").exit_code == 0  # rejected, and not loaded
     assert stack.speaks() == "3"
-    assert "version 3 of starter answers already" in stack.run("promote", "starter", "3").stdout
-    assert stack.run("pin", "starter", "1").exit_code == 0
+    assert "version 3 of starter answers already" in stack.run("versions", "promote", "starter", "3").stdout
+    assert stack.run("versions", "pin", "starter", "1").exit_code == 0
     assert stack.row("starter@v1").pinned_at is not None
-    assert stack.run("rollback", "--to", "0").exit_code == 0
+    assert stack.run("versions", "rollback", "--to", "0").exit_code == 0
     assert stack.speaks() == "0"
 
 
 def test_what_the_proxy_refuses_is_said_in_its_words(stack: Stack) -> None:
     assert "starter has no version 9; `whetstone versions starter` lists them" in stack.refused(
-        "promote", "starter", "9"
+        "versions", "promote", "starter", "9"
     )
-    assert "does not descend from version 3" in stack.refused("rollback", "--to", "3")
-    assert "there is no policy 'no body'; there are: starter" in stack.refused("rollback", "no body")
+    assert "does not descend from version 3" in stack.refused("versions", "rollback", "--to", "3")
+    assert "there is no policy 'no body'; there are: starter" in stack.refused("versions", "rollback", "no body")
 
 
 def test_a_stack_that_is_gone_is_none(here: Here) -> None:
@@ -156,7 +156,7 @@ def test_a_stack_that_is_gone_is_none(here: Here) -> None:
         free.bind(("127.0.0.1", 0))
         url, database = f"http://127.0.0.1:{free.getsockname()[1]}", f"sqlite:///{here.data / 'whetstone.db'}"
         write_addresses(here.data, proxy=url, database=database)
-        assert here.run("promote", "starter", "1").exit_code == 0
+        assert here.run("versions", "promote", "starter", "1").exit_code == 0
     assert here.live() == 1
 
 
@@ -173,7 +173,14 @@ def refusing() -> Iterator[str]:
         yield f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-MOVES = (("rollback",), ("promote", "starter", "1"), ("pin", "starter", "1"))
+MOVES = (
+    (
+        "versions",
+        "rollback",
+    ),
+    ("versions", "promote", "starter", "1"),
+    ("versions", "pin", "starter", "1"),
+)
 
 
 @pytest.mark.parametrize("arguments", MOVES)
@@ -207,7 +214,7 @@ def test_a_proxy_that_falls_silent_once_asked_may_have_done_it(here: Here, answe
 def test_an_address_that_is_none_is_no_missing_stack(whetstone: Callable[..., Ended], here: Here) -> None:
     for url in ("http://h:port", "nothing"):
         left(here, url)
-        ended = whetstone("rollback", "--data", str(here.data))
+        ended = whetstone("versions", "rollback", "--data", str(here.data))
         assert ended.code == 2 and "up.json cannot be read" in ended.message
     assert here.live() == 2
 
@@ -229,7 +236,17 @@ def test_on_a_terminal_a_rollback_is_confirmed_first(
     here: Here, answer: bytes, options: tuple[str, ...], live: int
 ) -> None:
     person, terminal = pty.openpty()
-    command = [sys.executable, "-m", "whetstone.cli.main", "rollback", "starter", *options, "--data", str(here.data)]
+    command = [
+        sys.executable,
+        "-m",
+        "whetstone.cli.main",
+        "versions",
+        "rollback",
+        "starter",
+        *options,
+        "--data",
+        str(here.data),
+    ]
     os.write(person, answer)
     ended = subprocess.run(command, stdin=terminal, capture_output=True, text=True, timeout=60)
     os.close(person)
@@ -239,16 +256,16 @@ def test_on_a_terminal_a_rollback_is_confirmed_first(
 
 
 def test_without_a_stack_moves_are_made_in_the_database(here: Here) -> None:
-    result = here.run("rollback", "starter", "--reason", "it swears")
+    result = here.run("versions", "rollback", "starter", "--reason", "it swears")
     assert result.exit_code == 0, result.output
     assert "version 1 of starter answers now, 2 no longer" in result.stdout
     assert (here.live(), here.row("starter@v2").state) == (1, "rejected")
-    promoted = here.run("promote", "starter", "2")
-    assert promoted.exit_code == 0 and "`whetstone rollback starter` goes back to version 1" in promoted.stdout
+    promoted = here.run("versions", "promote", "starter", "2")
+    assert promoted.exit_code == 0 and "`whetstone versions rollback starter` goes back to version 1" in promoted.stdout
     assert (here.live(), here.row("starter@v2").state, here.row("starter@v1").state) == (2, "live", "retired")
-    assert "starter@v1 is pinned" in here.run("pin", "starter", "1").stdout
+    assert "starter@v1 is pinned" in here.run("versions", "pin", "starter", "1").stdout
     assert here.row("starter@v1").pinned_at is not None
-    assert "starter@v1 is no longer pinned" in here.run("pin", "starter", "1", "--off").stdout
+    assert "starter@v1 is no longer pinned" in here.run("versions", "pin", "starter", "1", "--off").stdout
     assert here.row("starter@v1").pinned_at is None
     query = "SELECT decision, version, against, reason FROM admin_gate_results ORDER BY created_at"
     assert [list(row.values()) for row in json.loads(here.run("sql", query, "--json").stdout)] == [
@@ -262,10 +279,10 @@ def test_without_a_stack_moves_are_made_in_the_database(here: Here) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("promote", "starter", "9"), "starter has no version 9"),
-        (("rollback", "--to", "3"), "does not descend from version 3"),
-        (("rollback", "second"), "version 0 of second has nothing before it"),
-        (("pin", "starter", "3"), "version 3 of starter is rejected; promote it"),
+        (("versions", "promote", "starter", "9"), "starter has no version 9"),
+        (("versions", "rollback", "--to", "3"), "does not descend from version 3"),
+        (("versions", "rollback", "second"), "version 0 of second has nothing before it"),
+        (("versions", "pin", "starter", "3"), "version 3 of starter is rejected; promote it"),
         (("versions", "export", "starter@v9", "out"), "starter has no version 9"),
         (("versions", "export", "starter@v0", "out"), "version 0 of starter is the base model: it has no adapter"),
         (("versions", "fork", "starter@v0", "starter"), "version 0 of starter is the base model"),
@@ -280,7 +297,7 @@ def test_what_cannot_be_done_ends_with_1_and_changes_nothing(
 
 
 def test_an_unknown_policy_ends_with_2_and_the_ones_there_are(whetstone: Callable[..., Ended], here: Here) -> None:
-    ended = whetstone("rollback", "nobody", "--data", str(here.data))
+    ended = whetstone("versions", "rollback", "nobody", "--data", str(here.data))
     assert (
         ended.code == 2
         and "there is no policy 'nobody' with versions of its own; there are: second, starter" in ended.message
@@ -300,8 +317,11 @@ def test_a_version_is_named_as_apps_name_it(here: Here, named: str) -> None:
 def test_a_damaged_adapter_is_neither_promoted_nor_copied(here: Here) -> None:
     (here.data / "adapters" / "starter@v1" / "adapter_model.safetensors").write_bytes(b"weight?")
     moves = (
-        ("promote", "starter", "1"),
-        ("rollback",),
+        ("versions", "promote", "starter", "1"),
+        (
+            "versions",
+            "rollback",
+        ),
         ("versions", "export", "starter@v1", str(here.data / "out")),
         ("versions", "fork", "starter@v1", "starter"),
     )
@@ -386,7 +406,7 @@ def test_a_fork_is_the_whole_version_in_another_policy(here: Here) -> None:
     second = {"WHETSTONE_POLICIES": '["second"]', "WHETSTONE_VLLM__MAX_LORAS": "8"}
     result = here.run("versions", "fork", "starter@v1", "second", **second)
     assert result.exit_code == 0, result.output
-    assert "it is version 1 of second; `whetstone promote second 1` lets it answer" in result.stdout
+    assert "it is version 1 of second; `whetstone versions promote second 1` lets it answer" in result.stdout
     row = here.row("second@v1")
     assert (row.policy, row.version, row.parent, row.state, row.served, row.origin) == (
         "second", 1, 0, "retired", False, "starter@v1"
@@ -396,10 +416,10 @@ def test_a_fork_is_the_whole_version_in_another_policy(here: Here) -> None:
     assert {path.name: path.read_bytes() for path in copied.iterdir()} == {
         path.name: path.read_bytes() for path in source.iterdir()
     }
-    promoted = here.run("promote", "second", "1", **second)
-    assert promoted.exit_code == 0 and "`whetstone rollback second` goes back to version 0" in promoted.stdout
+    promoted = here.run("versions", "promote", "second", "1", **second)
+    assert promoted.exit_code == 0 and "`whetstone versions rollback second` goes back to version 0" in promoted.stdout
     assert (here.live("second"), here.live()) == (1, 2)
-    assert here.run("rollback", "second", **second).exit_code == 0
+    assert here.run("versions", "rollback", "second", **second).exit_code == 0
     assert here.live("second") == 0
 
 
@@ -436,8 +456,8 @@ def test_a_folder_that_a_killed_copy_has_left_is_in_nobodys_way(here: Here) -> N
         assert version_store.take_number(connection, "default", "starter") == 4
     orphan = shutil.copytree(source, here.data / "adapters" / "starter@v4")
     assert "it is version 5 of starter" in here.run("versions", "fork", "starter@v1", "starter").stdout
-    assert here.run("promote", "starter", "5").exit_code == 0
-    assert "starter has no version 4" in here.refused("promote", "starter", "4")
+    assert here.run("versions", "promote", "starter", "5").exit_code == 0
+    assert "starter has no version 4" in here.refused("versions", "promote", "starter", "4")
     assert orphan.exists() and here.live() == 5
 
 

@@ -1,4 +1,4 @@
-"""SQL of `whetstone status` on both databases."""
+"""SQL of why a policy does not train, on both databases."""
 
 from datetime import timedelta
 
@@ -6,8 +6,8 @@ from sqlalchemy import Engine
 
 from migrations import schema
 from tests.conftest import NOW, Seed
-from whetstone.cli.tables.status import store
-from whetstone.cli.tables.status.training import ScoredGroups
+from whetstone.doctor import training_store as store
+from whetstone.doctor.training import ScoredGroups
 
 
 def test_scored_groups_are_counted_by_what_they_are_compared_with(engine: Engine, seed: Seed) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import NOW
-from whetstone.cli.tables.status.training import ScoredGroups, Stack, gain, why_not
 from whetstone.config.trainer import TrainerSettings
+from whetstone.doctor.training import ScoredGroups, Stack, gain, why_not
 
 STACK = Stack(runs=True, trainer_alive=True, url="http://127.0.0.1:8000")
 NO_GROUPS = {"open": 0, "closed": 0, "scored": 0, "claimed": 0}

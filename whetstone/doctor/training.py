@@ -48,6 +48,10 @@ class ScoredGroups:
     oldest: datetime | None
     """When the first of those that can be trained on closed; None if there is none."""
 
+    def worth(self, trainer: TrainerSettings) -> float:
+        """Return how many of the groups that start a step are there; single attempts count in part."""
+        return self.groups + self.singles * trainer.groups_per_step / trainer.singles_per_step
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -109,7 +113,7 @@ def _of_scored(
     name: str, scored: ScoredGroups, groups: Mapping[str, int], trainer: TrainerSettings, now: datetime
 ) -> tuple[str, str]:
     by_hand = f"`whetstone step {name}` trains on what is there"
-    worth = scored.groups + scored.singles * trainer.groups_per_step / trainer.singles_per_step
+    worth = scored.worth(trainer)
     if trainer.schedule is not None:
         return f"{_places(worth)} scored groups wait for the schedule, {trainer.schedule} (UTC)", by_hand
     if worth < trainer.groups_per_step:
