@@ -22,16 +22,16 @@ from typer.core import TyperGroup
 
 from migrations.run import MigrationError
 from whetstone import __version__
-from whetstone.cli.commands.delete import delete
+from whetstone.cli.commands.data.delete import delete
+from whetstone.cli.commands.data.export import export
+from whetstone.cli.commands.data.import_ import import_log
+from whetstone.cli.commands.data.sql import sql, sql_role
 from whetstone.cli.commands.doctor import doctor
-from whetstone.cli.commands.export import export
-from whetstone.cli.commands.import_ import import_log
 from whetstone.cli.commands.keys import keys
 from whetstone.cli.commands.logs import logs
 from whetstone.cli.commands.models import models
 from whetstone.cli.commands.policies import policies
 from whetstone.cli.commands.replay import replay
-from whetstone.cli.commands.sql import sql, sql_role
 from whetstone.cli.commands.status import status
 from whetstone.cli.commands.step import step
 from whetstone.cli.commands.tail import tail
