@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 
 from migrations.run import MigrationError
 from whetstone import __version__
+from whetstone.cli.commands.data.backup import backup, restore
 from whetstone.cli.commands.data.delete import delete
 from whetstone.cli.commands.data.export import export
 from whetstone.cli.commands.data.import_ import import_log
@@ -237,7 +238,8 @@ def judge(context: typer.Context) -> None:
 for other_command in (promote, rollback, pin, trajectories, groups, replay, status, logs, tail, export):
     app.command()(other_command)
 app.command("import")(import_log)
-app.command()(delete)
+for data_command in (delete, backup, restore):
+    app.command()(data_command)
 
 
 def _stop_on_signals() -> None:

@@ -1,1 +1,1 @@
-"""Commands that move, query and remove what is recorded: `export`, `import_`, `sql` and `delete`."""
+"""Commands on what is recorded: `export`, `import_`, `sql`, `delete`, `backup` (and restore)."""

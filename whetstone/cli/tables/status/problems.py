@@ -13,6 +13,8 @@ Facts = Mapping[str, Any]
 LATE = timedelta(minutes=2)
 """A worker that has not processed something for this long does not work."""
 LEAST_COMPLETENESS = 0.99
+MOST_JUMP_S = 60.0
+"""Largest jump of the clock that is normal: NTP may set it after a start."""
 LEAST_FREE_BYTES = 2**30
 """Least free bytes on the data folder's disk. `up` does not start with less than a quarter of this."""
 
@@ -64,7 +66,11 @@ def _of_proxy(facts: Facts, logs: Path) -> Iterator[tuple[str, str]]:
 
 def _of_storage(facts: Facts, settings: Settings) -> Iterator[tuple[str, str]]:
     is_file = settings.database_url.startswith("sqlite")
-    start = "free disk space if the disk is full, else look at" if is_file else "start the database, or look at"
+    start = (
+        "free disk space if the disk is full, else look at"
+        if is_file
+        else "start the database, restart it if it hangs, or look at"
+    )
     if (proxy := facts["proxy"]) is not None and proxy.get("database") is False:
         since = proxy.get("database_away_since")
         yield (
@@ -77,6 +83,20 @@ def _of_storage(facts: Facts, settings: Settings) -> Iterator[tuple[str, str]]:
         yield (
             f"the database does not answer: {facts['database_error']}",
             correct if is_file else "start it, or correct `database`",
+        )
+    if proxy is not None and proxy.get("journal_full"):
+        then = "answers 503 to apps" if settings.proxy.when_full == "refuse" else "answers without recording"
+        yield (
+            f"journal full: it takes no more records, and the proxy {then}",
+            f"make room on the disk of {settings.data}, or raise proxy.max_journal_bytes; if the disk returns errors "
+            "(dmesg), move the folder to another. The proxy goes on by itself",
+        )
+    if (jump_s := facts["clock_jump_s"]) is not None and abs(jump_s) > MOST_JUMP_S:
+        yield (
+            f"clock jumped: by {timedelta(seconds=round(jump_s))} since the proxy started"
+            if jump_s > 0
+            else f"clock jumped: back by {timedelta(seconds=round(-jump_s))} since the proxy started",
+            "let NTP set the clock of its machine (`timedatectl`); if it is right now, restart the proxy",
         )
     if (free := facts["free_bytes"]) is not None and free < LEAST_FREE_BYTES:
         full = "refuses requests" if settings.proxy.when_full == "refuse" else "answers without recording"
