@@ -128,7 +128,13 @@ def note_status(seen: Report, problems: Sequence[Mapping[str, str]], words: str,
 
 def write_addresses(settings: Settings, url: str, pids: Mapping[str, int]) -> None:
     """Write what `whetstone up` writes for the command line."""
-    fields = {"proxy": url, "replicas": settings.vllm.urls, "database": "", "policy": settings.policy, "pids": pids}
+    fields = {
+        "proxy": url,
+        "replicas": settings.vllm.urls,
+        "database": settings.database_url,
+        "policy": settings.policy,
+        "pids": pids,
+    }
     (settings.data / "up.json").write_text(json.dumps(fields), encoding="utf-8")
 
 
