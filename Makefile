@@ -191,7 +191,7 @@ killed: $(INSTALLED)  ## Whether kill -9 changes what is learned: the training w
 outage: $(INSTALLED)  ## Whether an app feels that the database is away: PostgreSQL stopped for a minute under load
 	$(BIN)/python -m benchmarks.faults.outage $(OUTAGE_ARGS)
 
-operating: $(INSTALLED)  ## What an operator sees of a fault, and whether anything is lost: FAULT=frozen|broker|clock|disk|versions
+operating: $(INSTALLED)  ## What an operator sees of a fault, and whether anything is lost: FAULT=frozen|broker|clock|disk|versions|lost_folder
 	$(BIN)/python -m benchmarks.faults.operating $(FAULT) $(OPERATING_ARGS)
 
 chaos: $(INSTALLED)  ## Whether kill -9 of any process loses or doubles anything: 20,000 completions, 40 kills

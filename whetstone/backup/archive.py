@@ -86,7 +86,7 @@ class Writer:
         with source.open("rb") as file:
             status = os.fstat(file.fileno())
             info = tarfile.TarInfo(name)
-            info.size, info.mtime, info.mode = status.st_size, status.st_mtime, 0o600  # type: ignore[assignment]
+            info.size, info.mtime, info.mode = status.st_size, status.st_mtime, 0o600
             piece = _Hashing(file, status.st_size)
             self._tar.addfile(info, piece)  # type: ignore[arg-type]
         self.files[name] = FileFacts(status.st_size, piece.sha256.hexdigest())

@@ -31,6 +31,7 @@ from whetstone.backup.archive import (
 from whetstone.config.settings import Settings
 from whetstone.database.engine import connect, without_password
 
+SUFFIX = ".tar"
 JOURNAL_FILES = ("*.journal", "*.refused")
 
 
@@ -53,7 +54,9 @@ def create(settings: Settings, target: Path, config: Path | None, *, secrets: bo
         MigrationError: the database is not one of this version.
     """
     now = datetime.now(UTC)
-    path = target / f"whetstone-{now:%Y%m%dT%H%M%SZ}.tar" if target.is_dir() else target
+    path = target / f"whetstone-{now:%Y%m%dT%H%M%SZ}{SUFFIX}" if target.is_dir() else target
+    if path.suffix != SUFFIX:
+        raise BackupError(f"{target}: name a folder that exists, or a new file that ends in {SUFFIX}")
     kind: Kind = "sqlite" if make_url(settings.database_url).get_backend_name() == "sqlite" else "postgresql"
     with written(path) as (writer, staged, tar):
         _add_journal(writer, settings.data / JOURNAL)

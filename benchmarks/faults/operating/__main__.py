@@ -1,19 +1,22 @@
 """Check what an operator sees of a fault, that the remedy works, and that nothing is lost or doubled.
 
 `frozen`: PostgreSQL hangs. `broker`: messages get lost, come twice and out of order. `clock`: it jumps an hour, and
-back. `disk`: it returns errors. `versions`: an older proxy beside this one, on one database. Loopback only; Linux;
-promtool evaluates the alert rules.
+back. `disk`: it returns errors. `versions`: an older proxy beside this one, on one database. `lost_folder`: a backup
+made under load is restored. Loopback only; Linux; promtool evaluates the alert rules.
 """
 
 import sys
 from pathlib import Path
 
-from benchmarks.faults.operating import broker, clock, disk, frozen, versions
+from benchmarks.faults.operating import broker, clock, disk, frozen, lost_folder, versions
 from benchmarks.kit.check import figures_table, verdict
 from benchmarks.kit.harness import opened
 from benchmarks.kit.options import parser_of
 
-FAULTS = {"frozen": frozen.run, "broker": broker.run, "clock": clock.run, "disk": disk.run, "versions": versions.run}
+FAULTS = {
+    "frozen": frozen.run, "broker": broker.run, "clock": clock.run, "disk": disk.run, "versions": versions.run,
+    "lost_folder": lost_folder.run,
+}  # fmt: skip
 
 
 def main() -> int:

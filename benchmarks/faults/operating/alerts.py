@@ -81,7 +81,8 @@ def _promtool(tests: Mapping[str, object]) -> bool:
 
 
 def _values(values: Sequence[float | None], stays_s: int, growth: float = 0.0) -> str:
-    shown = " ".join("_" if value is None else f"{value:.12g}" for value in values)
+    # As Prometheus itself marks a series that a scrape no longer has.
+    shown = " ".join("stale" if value is None else f"{value:.12g}" for value in values)
     last = values[-1]
     if not stays_s:
         return shown

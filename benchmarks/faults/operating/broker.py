@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -18,10 +19,20 @@ from benchmarks.faults.chaos.parts import Program
 from benchmarks.faults.operating.judged_rewards import GROUP_SIZE, GroupedApps, unsettled
 from benchmarks.faults.operating.lying_broker import Lies, LyingBroker
 from benchmarks.faults.operating.redis_server import Redis
-from benchmarks.faults.operating.scene import Report, Watch, check_alert, model_server, settings_of
+from benchmarks.faults.operating.scene import (
+    Report,
+    Watch,
+    check_alert,
+    model_server,
+    note_status,
+    settings_of,
+    write_addresses,
+)
 from benchmarks.kit.check import counted
 from benchmarks.kit.harness import prepared, present, worker_command
 from benchmarks.kit.process import ready, running_proxy, until
+from whetstone.cli.commands.status import examine
+from whetstone.cli.tables.status.problems import LATE
 from whetstone.config.settings import Settings, as_environment
 from whetstone.messaging.task_names import JUDGE_QUEUE, TRAINER_QUEUE
 from whetstone.registry.projects import Store
@@ -48,8 +59,9 @@ def run(data: Path, args: argparse.Namespace) -> Report:
         with prepared(settings) as engine, _judge(settings, data) as judge:
             Store(engine).set_policy_state(settings.project, settings.policy, "training")
             broker.start()
-            with running_proxy(settings, data / "proxy.log") as (url, _):
-                asyncio.run(_play(seen, url, engine, broker, redis, judge, args))
+            with running_proxy(settings, data / "proxy.log") as (url, process):
+                write_addresses(settings, url, {"proxy": process.pid})
+                asyncio.run(_play(seen, settings, url, engine, broker, redis, judge, args))
             broker.stop()
             seen.lost_or_twice(read_ledger(engine))
     seen.figures["messages"] = counted(broker.counts)
@@ -69,7 +81,14 @@ def _judge(settings: Settings, data: Path) -> Iterator[Program]:
 
 
 async def _play(
-    seen: Report, url: str, engine: Engine, broker: LyingBroker, redis: Redis, judge: Program, args: argparse.Namespace
+    seen: Report,
+    settings: Settings,
+    url: str,
+    engine: Engine,
+    broker: LyingBroker,
+    redis: Redis,
+    judge: Program,
+    args: argparse.Namespace,
 ) -> None:
     judge.start()
     async with app_session(120) as session:
@@ -87,6 +106,11 @@ async def _play(
         broker.lies = Lies(lost=1.0)
         await asyncio.sleep(SILENT_S)
         silent_at_s = watch.now_s
+        # As `whetstone status` shows it if nothing arrives until then.
+        later = datetime.now(UTC) + LATE
+        note_status(
+            seen, (await asyncio.to_thread(examine, settings, later))["problems"], "wait for the judging worker"
+        )
         seen.figures["judging behind, while nothing arrived"] = f"{watch.scrapes[-1].series.get(LAG, 0.0):.1f} s"
         broker.lies = Lies()
         await asyncio.to_thread(redis.restart)

@@ -9,6 +9,7 @@ import asyncio
 import os
 import struct
 import subprocess
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from benchmarks.faults.apps import read_ledger
 from benchmarks.faults.chaos.parts import Program
 from benchmarks.faults.operating.redis_server import Redis
 from benchmarks.faults.operating.scene import (
+    RESOLVED_S,
     Report,
     check_alert,
     model_server,
@@ -27,6 +29,7 @@ from benchmarks.faults.operating.scene import (
     under_load,
     write_addresses,
 )
+from benchmarks.kit.check import counted
 from benchmarks.kit.harness import prepared, present, worker_command
 from benchmarks.kit.process import running_proxy, until
 from migrations import schema
@@ -35,7 +38,7 @@ from whetstone.messaging.task_names import JUDGE_QUEUE
 
 ALERT = "WhetstoneClockJumped"
 HOUR_S = 3600
-BEFORE_S, AHEAD_S, AFTER_S = 5.0, 25.0, 5.0
+BEFORE_S, AHEAD_S, AFTER_S = 5.0, 25.0, RESOLVED_S
 START_S, SETTLED_S = 120.0, 90.0
 f = schema.feedback.c
 
@@ -96,11 +99,12 @@ async def _play(
     if not await until(lambda: _applied(engine), SETTLED_S):
         seen.faults.append(f"feedback was not applied {SETTLED_S:g} s after the clock was right again")
     with engine.connect() as connection:
-        states = connection.execute(select(f.state, func.count()).group_by(f.state)).tuples().all()
+        counts = select(f.state, func.count().label("count")).group_by(f.state)
+        states = {row.state: row.count for row in connection.execute(counts)}
         trajectories = connection.execute(select(func.count()).select_from(schema.trajectories)).scalar_one()
-    seen.figures["feedback"] = ", ".join(f"{state}: {count}" for state, count in states)
+    seen.figures["feedback"] = counted(Counter(states))
     seen.figures["trajectories"] = str(trajectories)
-    seen.faults += present({"feedback failed": any(state == "failed" for state, _ in states)})
+    seen.faults += present({"feedback failed": states.get("failed")})
     await check_alert(seen, watch, ALERT, ahead_at_s)
 
 

@@ -51,7 +51,7 @@ def unsettled(engine: Engine, rewards: dict[str, float]) -> list[str]:
     """Return what is not applied yet, or is wrong; empty: each reward is in its trajectory and its group, once."""
     with engine.connect() as connection:
         waiting = connection.execute(select(func.count()).where(f.state != "applied")).scalar_one()
-        stored = dict(connection.execute(select(t.id, t.reward)).tuples().all())
+        stored = {row.id: row.reward for row in connection.execute(select(t.id, t.reward))}
         groups = connection.execute(select(g.id, g.state, g.size, g.rewarded, g.reward_mean)).all()
     wrong = [name for name, reward in rewards.items() if stored.get(name) != reward]
     faults = [f"{waiting} feedback are not applied"] if waiting else []

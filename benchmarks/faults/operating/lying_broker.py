@@ -9,8 +9,8 @@ import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,37 +41,48 @@ class LyingBroker:
 
     def start(self) -> None:
         """Return when it listens."""
-        self._dice, self._loop, listening = random.Random(self.seed), asyncio.new_event_loop(), threading.Event()
-
-        async def listen() -> None:
-            await asyncio.start_unix_server(self._serve, self.path)
-            listening.set()
-
-        def run() -> None:
-            asyncio.set_event_loop(self._loop)
-            self._loop.create_task(listen())
-            self._loop.run_forever()
-
-        threading.Thread(target=run, name="broker", daemon=True).start()
-        listening.wait()
+        self._dice, self._listening = random.Random(self.seed), threading.Event()
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()), name="broker", daemon=True)
+        self._thread.start()
+        self._listening.wait()
 
     def stop(self) -> None:
-        """Close it; connections end with the process."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """End its connections and its thread."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+
+    async def _listen(self) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_unix_server(self._serve, self.path)
+        self._listening.set()
+        await self._stopping.wait()
+        server.close()
+        while self._clients:
+            for writer in self._clients:
+                writer.close()
+            await asyncio.sleep(0.01)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
+        with self._client(writer), suppress(OSError, asyncio.IncompleteReadError):
             answers, commands = await asyncio.open_unix_connection(self.real)
-            answering = asyncio.ensure_future(_copy(answers, writer))
-            try:
-                while True:
-                    command = await _command(reader)
-                    commands.write(_encoded(self._changed(command)))
-                    await commands.drain()
-            finally:
-                commands.close()
-                answering.cancel()
-        writer.close()
+            with closing(commands):
+                answering = asyncio.ensure_future(_copy(answers, writer))
+                try:
+                    while True:
+                        commands.write(_encoded(self._changed(await _command(reader))))
+                        await commands.drain()
+                finally:
+                    answering.cancel()
+
+    @contextmanager
+    def _client(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        self._clients.add(writer)
+        try:
+            with closing(writer):
+                yield
+        finally:
+            self._clients.discard(writer)
 
     def _changed(self, command: list[bytes]) -> list[bytes]:
         is_message = len(command) == 3 and command[0].upper() == b"LPUSH" and command[1].decode() in self.queues
@@ -95,9 +106,9 @@ class LyingBroker:
         async def push() -> None:
             with suppress(OSError):
                 reader, writer = await asyncio.open_unix_connection(self.real)
-                writer.write(_encoded(command))
-                await reader.readline()
-                writer.close()
+                with closing(writer):
+                    writer.write(_encoded(command))
+                    await reader.readline()
 
         self._loop.create_task(push())
 

@@ -9,24 +9,29 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from sqlalchemy import Engine, text
 
 from benchmarks.faults.apps import read_ledger
+from benchmarks.faults.operating.alerts import Scrape, fires, parse
 from benchmarks.faults.operating.scene import Report, model_server, settings_of, under_load
 from benchmarks.kit.harness import present
 from benchmarks.kit.postgres import Postgres
 from benchmarks.kit.process import ROOT, running_proxy
 from migrations.run import upgrade
+from whetstone import __version__
 from whetstone.config.settings import Settings
 from whetstone.database.engine import connect
 from whetstone.registry.projects import Store
 from whetstone.stack.stack import free_ports
 
+ALERT, INFO = "WhetstoneVersionsDiffer", "whetstone_info"
 OLD_S, BOTH_S = 8.0, 12.0
+STAYS_S = 3700
+"""The alert fires after an hour."""
 
 
 def run(data: Path, args: argparse.Namespace) -> Report:
@@ -67,6 +72,9 @@ def worktree(commit: str, folder: Path) -> Iterator[Path]:
     """Check out a commit beside this one; remove it at the end."""
     subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder), commit], cwd=ROOT, check=True)
     try:
+        # Until the next release both have the same name.
+        about = folder / "whetstone" / "__init__.py"
+        about.write_text(about.read_text().replace(f'"{__version__}"', f'"{__version__}+old"'))
         yield folder
     finally:
         subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=ROOT, check=True)
@@ -107,10 +115,20 @@ async def _play(
         await asyncio.to_thread(_upgrade, settings, engine)
         await asyncio.sleep(OLD_S / 2)
     with running_proxy(settings, data / "proxy.log") as (url, _):
-        async with under_load(seen, [url, old_url], first_number=10**7, **load) as (_, watch):
+        async with under_load(seen, [url, old_url], first_number=10**7, **load) as (session, watch):
             await asyncio.sleep(BOTH_S)
-    reported = {name for scrape in watch.scrapes for name in scrape.series if name.startswith("whetstone_info")}
-    seen.figures["this version"] = ", ".join(sorted(reported))
+            async with session.get(f"{old_url}/metrics") as response:
+                of_old = parse(await response.text())
+            await _check_alert(seen, watch.scrapes[-1].series, of_old)
+
+
+async def _check_alert(seen: Report, of_new: Mapping[str, float], of_old: Mapping[str, float]) -> None:
+    """Note whether the alert fires."""
+    versions = {name: value for of_one in (of_new, of_old) for name, value in of_one.items() if INFO in name}
+    seen.figures["versions"] = ", ".join(sorted(versions))
+    fired = await asyncio.to_thread(fires, [Scrape(0.0, versions)], ALERT, 0.0, STAYS_S)
+    seen.figures[f"alert {ALERT}"] = "fires after an hour of the same" if fired else "does not fire"
+    seen.faults += present({f"{ALERT} does not fire": not fired})
 
 
 def _upgrade(settings: Settings, engine: Engine) -> None:

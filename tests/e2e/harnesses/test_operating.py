@@ -29,7 +29,7 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="pr
 @needs_promtool
 @pytest.mark.stack
 @pytest.mark.long(part="harnesses")
-@pytest.mark.parametrize("fault", ["frozen", "broker", "clock", "disk", "versions"])
+@pytest.mark.parametrize("fault", ["frozen", "broker", "clock", "disk", "versions", "lost_folder"])
 def test_nothing_is_lost_and_an_operator_sees_the_fault(fault: str) -> None:
     command = [sys.executable, "-m", "benchmarks.faults.operating", fault, "--seed", "1"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)

@@ -407,6 +407,12 @@ def test_a_pg_dump_older_than_the_server_is_named(
     assert "put their folder first in PATH" in str(result.exception)
 
 
+def test_a_folder_that_is_not_there_is_not_made_a_file(on_sqlite: Stack, tmp_path: Path) -> None:
+    result = on_sqlite.backup(tmp_path / "backups")
+    assert "name a folder that exists, or a new file that ends in .tar" in str(result.exception)
+    assert not (tmp_path / "backups").exists()
+
+
 def test_create_names_the_file_by_the_time(on_sqlite: Stack, tmp_path: Path) -> None:
     settings = load(environment={}, data=on_sqlite.data, database=on_sqlite.url)
     made = create.create(settings, tmp_path, None, secrets=False)

@@ -23,7 +23,9 @@ from whetstone.transfer.exporting.files import format_size
 
 
 def backup(
-    target: Annotated[Path, typer.Argument(help="New file, or a folder in which the file is named by the time")],
+    target: Annotated[
+        Path, typer.Argument(help="New file that ends in .tar, or a folder: the time then names the file")
+    ],
     secrets: Annotated[
         bool, typer.Option("--secrets", help="With passwords in whetstone.toml, and the secret of feedback tokens")
     ] = False,
@@ -42,7 +44,7 @@ def backup(
     Examples:
 
         whetstone backup /backups
-        whetstone backup /backups/before-upgrade.tar --secrets
+        whetstone backup before-upgrade.tar --secrets
     """
     from whetstone.backup.create import create
 
@@ -81,8 +83,8 @@ def restore(
 
     Examples:
 
-        whetstone restore /backups/before-upgrade.tar --check
-        whetstone restore /backups/before-upgrade.tar --data restored
+        whetstone restore before-upgrade.tar --check
+        whetstone restore before-upgrade.tar --data restored
     """
     from whetstone.backup import restore as restoring
 

@@ -38,7 +38,11 @@ def problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple[
                 yield f"the vLLM at {one['url']} is {one['state']}{why}", f"{logs}/vllm*.log says what it does"
         for what, since in facts["waiting_since"].items():
             if since is not None and now - since > LATE:
-                yield f"{what} wait for the judging worker, {ago(since, now)} by now", f"{logs / 'judge.log'}"
+                yield (
+                    f"{what} wait for the judging worker, {ago(since, now)} by now",
+                    f"{logs / 'judge.log'} says what it does; if it runs and is idle, restart the broker: nothing "
+                    "depends on what that holds",
+                )
     yield from _of_completeness(facts)
     yield from _of_policies(facts["policies"])
 
