@@ -24,5 +24,8 @@ class PatientReader:
         if self._reading is not None and not self._reading.done():
             return None
         self._reading = self._thread.submit(ask)
-        done, _ = await asyncio.wait([asyncio.wrap_future(self._reading)], timeout=self._timeout_s)
-        return done.pop().result() if done else None
+        reading = asyncio.wrap_future(self._reading)
+        # Also of a reading that nothing waits for any more, whose error would be logged as unexpected.
+        reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        await asyncio.wait([reading], timeout=self._timeout_s)
+        return reading.result() if reading.done() else None

@@ -17,8 +17,8 @@ from benchmarks.faults.operating.scene import (
     check_alert,
     model_server,
     note_status,
+    recovered,
     settings_of,
-    settled,
     status,
     under_load,
     write_addresses,
@@ -61,7 +61,7 @@ async def _play(seen: Report, settings: Settings, url: str, pid: int, args: argp
         await asyncio.sleep(BROKEN_S / 2)
         broken_at_s = watch.now_s
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
-        await settled(seen, session, url, "the disk's return")
+        await recovered(seen, session, url, "the disk's return")
         seen.run.away = False
         await asyncio.sleep(RESOLVED_S)
     seen.figures["readyz"] = str({name: reported.get(name) for name in ("database", "journal_full", "unwritten")})

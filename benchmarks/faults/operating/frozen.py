@@ -16,8 +16,8 @@ from benchmarks.faults.operating.scene import (
     check_alert,
     model_server,
     note_status,
+    recovered,
     settings_of,
-    settled,
     status,
     under_load,
     write_addresses,
@@ -58,14 +58,14 @@ async def _play(seen: Report, settings: Settings, url: str, postgres: Postgres, 
         fired_at_s = watch.now_s
         postgres.thaw()
         seen.run.away = False
-        await settled(seen, session, url, "SIGCONT")
+        await recovered(seen, session, url, "SIGCONT")
         postgres.freeze()
         seen.run.away = True
         await asyncio.sleep(SHORT_S)
         await asyncio.to_thread(postgres.kill)
         await asyncio.to_thread(postgres.start)
         seen.run.away = False
-        await settled(seen, session, url, "the restart of PostgreSQL")
+        await recovered(seen, session, url, "the restart of PostgreSQL")
         await asyncio.sleep(BEFORE_S)
     seen.figures["readyz"] = f"database away in {reported} of its answers, one a second for {LONG_S:g} s"
     seen.figures["scrapes"] = f"{len(watch.scrapes)}, {watch.failed} without an answer within 10 s"

@@ -1,6 +1,7 @@
 """Readings of a database that hangs: the page comes all the same, and only one thread waits."""
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -19,6 +20,25 @@ def test_an_error_of_the_reading_is_raised() -> None:
 
     with pytest.raises(LookupError):
         asyncio.run(PatientReader().read(fails))
+
+
+def test_an_error_that_comes_too_late_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    released = threading.Event()
+
+    def fails() -> None:
+        released.wait(30)
+        raise LookupError
+
+    async def read() -> None:
+        reader = PatientReader(timeout_s=0.05)
+        assert await reader.read(fails) is None
+        released.set()
+        while await reader.read(lambda: 1) is None:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(read())
+    gc.collect()
+    assert caplog.records == []
 
 
 def test_while_a_reading_hangs_nothing_is_returned_and_no_other_begins() -> None:
