@@ -51,7 +51,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench watched instructions scale pages retention soak fuzz thumbs warm judged killed outage chaos swaps gate real example clients steps beside-trl docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench watched instructions scale pages retention soak fuzz thumbs warm judged killed outage operating chaos swaps gate real example clients steps beside-trl docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -197,6 +197,9 @@ killed: $(INSTALLED)  ## Whether kill -9 changes what is learned: the training w
 
 outage: $(INSTALLED)  ## Whether an app feels that the database is away: PostgreSQL stopped for a minute under load
 	$(BIN)/python -m benchmarks.faults.outage $(OUTAGE_ARGS)
+
+operating: $(INSTALLED)  ## What an operator sees of a fault, and whether anything is lost: FAULT=frozen|broker|clock|disk|versions|lost_folder
+	$(BIN)/python -m benchmarks.faults.operating $(FAULT) $(OPERATING_ARGS)
 
 chaos: $(INSTALLED)  ## Whether kill -9 of any process loses or doubles anything: 20,000 completions, 40 kills
 	$(BIN)/python -m benchmarks.faults.chaos $(CHAOS_ARGS)

@@ -103,6 +103,20 @@ def check(connection: Connection) -> None:
         raise MigrationError("the database is of an earlier version: `whetstone migrate` brings it to this one")
 
 
+def revision(connection: Connection) -> str:
+    """Return the revision that the database is at.
+
+    Raises:
+        DatabaseTooOld: it was made by a version before the first release.
+        DatabaseNewer: a later Whetstone migrated it.
+        MigrationError: it has no tables of ours.
+    """
+    theirs, _ = _revisions(connection, configuration(connection))
+    if not theirs:
+        raise MigrationError("the database has no tables of Whetstone: check the URL, or start the stack first")
+    return ", ".join(sorted(theirs))
+
+
 def configuration(connection: Connection) -> "Config":
     """Alembic's configuration for a connection whose transaction the caller commits."""
     from alembic.config import Config

@@ -75,7 +75,7 @@ SQLITE_ALONE = (
     "tests/unit/trainer/adapters/test_retention.py",
     "tests/unit/trainer/store/test_examples.py",
     "tests/unit/trainer/vllm/test_device_pause.py",
-    "tests/unit/whetstone/cli/commands/test_sql.py",
+    "tests/unit/whetstone/cli/commands/data/test_sql.py",
     "tests/unit/whetstone/config/test_privacy.py",
     "tests/unit/whetstone/domain/test_api_keys.py",
     "tests/unit/whetstone/registry/test_versions.py",

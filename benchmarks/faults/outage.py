@@ -81,9 +81,10 @@ def faults_of(run: Run, ledger: SqlLedger) -> list[str]:
 class Load:
     """Apps that send requests through a proxy, one after the other on each connection."""
 
-    def __init__(self, run: Run, client: Client, seed: int, rate: float) -> None:
+    def __init__(self, run: Run, client: Client, seed: int, rate: float, first_number: int = 0) -> None:
+        """`first_number`: of its requests, where several loads share a run."""
         self._run, self._client, self._seed, self._rate = run, client, seed, rate
-        self._numbers = itertools.count()
+        self._numbers, self._first_number = itertools.count(first_number), first_number
         self._began = time.perf_counter()
         self.over = False
 
@@ -92,7 +93,7 @@ class Load:
         talk: list[dict[str, str]] = []
         while not self.over:
             number = next(self._numbers)
-            await asyncio.sleep(self._began + number / self._rate - time.perf_counter())
+            await asyncio.sleep(self._began + (number - self._first_number) / self._rate - time.perf_counter())
             dice = random.Random(f"{self._seed}/{number}")
             headers = {"x-trajectory-id": f"t{number // 3}"} if dice.random() < 0.3 else {}
             talk = [*(talk if len(talk) < 6 else []), {"role": "user", "content": words_of(number)}]

@@ -45,6 +45,20 @@ class Postgres:
         for path in (self._folder / "postmaster.pid", *self._folder.glob(".s.PGSQL.*.lock")):
             path.unlink()
 
+    def freeze(self) -> None:
+        """Send SIGSTOP to it and to all of its children: connections stay, and nothing is answered."""
+        pid = self._pid()
+        os.kill(pid, signal.SIGSTOP)  # first, so that it has no more children
+        for child in proc.children(pid):
+            os.kill(child, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Send SIGCONT to it and to all of its children."""
+        pid = self._pid()
+        for one in (*proc.children(pid), pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGCONT)
+
     def start(self) -> None:
         """Start it again; return when it accepts connections.
 

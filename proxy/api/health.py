@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.api.bodies import as_json
 from proxy.domain.policies import Policy, live_names
 from proxy.http.asgi import is_admin
+from proxy.metrics.clock import ClockJump
 from proxy.metrics.exposition import (
     exposition,
     queues_of,
@@ -24,6 +25,7 @@ from proxy.metrics.exposition import (
     steps_of,
     traffic_of,
 )
+from proxy.metrics.patient_reader import PatientReader
 from proxy.metrics.store import MetricTables
 from proxy.metrics.traffic import Traffic
 from proxy.metrics.vllm import Completeness, relabelled
@@ -53,7 +55,8 @@ def add(
 
     `policies`, `threads` and `redactors` are those of all projects. `failing` holds the tasks whose last run failed.
     """
-    tables = MetricTables(store.engine, projects)
+    tables, clock = MetricTables(store.engine, projects), ClockJump()
+    reader = PatientReader()
 
     def from_the_database() -> list[Metric]:
         """Return the metrics from the database, or none while it is down."""
@@ -92,6 +95,7 @@ def add(
             "database_away_since": _instant(recorder.away_since_s),
             "unwritten": recorder.unwritten,
             "journal_bytes": recorder.journal_bytes,
+            "journal_full": recorder.journal_full,
             "dropped": recorder.dropped,
             "waiting": replicas.waiting,
             "paused": replicas.pause_id is not None,
@@ -107,14 +111,16 @@ def add(
         share = await completeness.share()
         placed: Counter[str] = sum((one.placed for one in threads), Counter())
         own = [
-            *records_of(recorder, data, traffic.sampled_tokens(), share),
+            *records_of(recorder, data, traffic.sampled_tokens(), share, clock),
             *traffic_of(traffic, placed),
             *redaction_of(redactors),
             *servers_of(replicas),
         ]
 
+        from_tables = await reader.read(from_the_database) or []
+
         def text() -> bytes:
-            return exposition([*own, *from_the_database(), *relabelled(completeness.server_texts)])
+            return exposition([*own, *from_tables, *relabelled(completeness.server_texts)])
 
         # In a thread: the event loop serves the apps.
         return Response(await asyncio.to_thread(text), media_type=CONTENT_TYPE_LATEST)

@@ -14,6 +14,7 @@ from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy.metrics.clock import ClockJump
 from proxy.metrics.rejections import refused
 from proxy.metrics.store import PolicySteps, Queues
 from proxy.metrics.traffic import Histogram, Traffic
@@ -52,7 +53,9 @@ def exposition(families: Iterable[Metric]) -> bytes:
     return generate_latest(_Families([*families, *_process.collect()]))
 
 
-def records_of(recorder: Recorder, data: Path, written_tokens: int, completeness: float | None) -> list[Metric]:
+def records_of(
+    recorder: Recorder, data: Path, written_tokens: int, completeness: float | None, clock: ClockJump
+) -> list[Metric]:
     """Report what was recorded, what the journal holds, and what was lost. `completeness`: None if unknown."""
     away_since_s = recorder.away_since_s
     metrics = [
@@ -61,6 +64,8 @@ def records_of(recorder: Recorder, data: Path, written_tokens: int, completeness
         _one("whetstone_capture_completeness", completeness),
         _one("whetstone_unwritten_calls", recorder.unwritten),
         _one("whetstone_journal_bytes", recorder.journal_bytes),
+        _one("whetstone_journal_full", float(recorder.journal_full)),
+        _one("whetstone_clock_jump_seconds", clock.seconds()),
         _one("whetstone_database_away_seconds", 0.0 if away_since_s is None else time.time() - away_since_s),
         _one("whetstone_dropped_calls", recorder.dropped),
         _some("whetstone_unexpected_errors", [((part,), count) for part, count in sorted(unexpected.items())]),

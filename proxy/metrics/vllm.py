@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.metrics.patient_reader import PatientReader
 from proxy.recording.store import Store
 from proxy.upstream.server import Upstream
 from whetstone.observability.metric_names import VLLM
@@ -41,6 +42,7 @@ class Completeness:
         self._not_ours = 0
         """Tokens that were written and probed before the first reading of a server."""
         self._lock = asyncio.Lock()
+        self._reader = PatientReader()
         self.server_texts: dict[str, bytes] = {}
         """The last metrics of each server that answers, in Prometheus' format."""
 
@@ -51,10 +53,10 @@ class Completeness:
         async with self._lock:
             counted = await self._generated()
             try:
-                probed = await asyncio.to_thread(self._store.probe_tokens, self._projects)
+                probed = await self._reader.read(lambda: self._store.probe_tokens(self._projects))
             except SQLAlchemyError:
                 return None
-            if not counted:
+            if not counted or probed is None:
                 return None
             recorded = self._written() + probed
             if not self._counted:

@@ -109,6 +109,11 @@ class Recorder:
         return self._journal.size_bytes
 
     @property
+    def journal_full(self) -> bool:
+        """Return whether the journal refuses the next record, as far as is known: by its size, or by the disk."""
+        return self._journal.full
+
+    @property
     def away_since_s(self) -> float | None:
         """Return since when the database refuses writes (seconds since the epoch); None while it accepts them."""
         return self._writer.away_since_s

@@ -72,7 +72,7 @@ COMMANDS = {
             "Send a recorded trajectory's prompts to a version again, and show how its answers differ.",
         ),
         "sql": (
-            "sql:sql",
+            "data.sql:sql",
             "Query the database, read-only, through the views admin_*. Without a query, list the views.",
         ),
     },
@@ -94,19 +94,27 @@ COMMANDS = {
             "Manage API keys: for apps and for people, each with its scopes.",
         ),
         "export": (
-            "export:export",
+            "data.export:export",
             "Write trajectories, preference pairs or answers to imitate to a file that trainers and `datasets` read.",
         ),
         "import": (
-            "import_:import_log",
+            "data.import_:import_log",
             "Import a log in OpenAI's format: its conversations become trajectories for supervised steps and exports.",
         ),
         "delete": (
-            "delete:delete",
+            "data.delete:delete",
             "Delete trajectories with everything recorded of them, and list the adapters that were trained on them.",
         ),
+        "backup": (
+            "data.backup:backup",
+            "Back up database, adapters, journal and whetstone.toml into one file, while the stack runs.",
+        ),
+        "restore": (
+            "data.backup:restore",
+            "Restore a backup into an empty data folder and an empty database, all or nothing.",
+        ),
         "sql-role": (
-            "sql:sql_role",
+            "data.sql:sql_role",
             "Create a read-only PostgreSQL role that can read the admin views, and nothing else: for BI tools and for "
             "people.",
         ),

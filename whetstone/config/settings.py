@@ -280,8 +280,8 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
     environment = os.environ if environment is None else dict(environment)
     files = [name for name in environment if name.startswith(PREFIX) and name.endswith(SUFFIX)]
     take_up(environment, [name.removesuffix(SUFFIX) for name in files])
-    named = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
-    values = _read(named or Path("whetstone.toml"), required=named is not None)
+    file, is_named = config_file(config, environment)
+    values = _read(file, required=is_named)
     for variable, text in environment.items():
         if variable.startswith(PREFIX) and variable not in NO_SETTINGS:
             _put(values, variable.removeprefix(PREFIX).lower().split("__"), text, variable)
@@ -297,6 +297,13 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
     keys = [one.api_key_env for one in servers if one.api_key_env is not None]
     take_up(environment, [*keys, *langfuse, HUB_TOKEN_VARIABLE])
     return settings
+
+
+def config_file(config: Path | None = None, environment: Mapping[str, str] | None = None) -> tuple[Path, bool]:
+    """Return the path of the settings file, and whether it was named: the default one need not exist."""
+    variable = (os.environ if environment is None else environment).get(CONFIG_VARIABLE)
+    named = config or (Path(variable) if variable else None)
+    return named or Path("whetstone.toml"), named is not None
 
 
 def as_environment(settings: Settings, config: Path | None = None) -> dict[str, str]:

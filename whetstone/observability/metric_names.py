@@ -75,8 +75,13 @@ PROXY = (
     ),
     _gauge("whetstone_unwritten_calls", "Calls and feedback in the journal that SQL does not have yet."),
     _gauge("whetstone_journal_bytes", "What the journal takes."),
+    _gauge("whetstone_journal_full", "1 where the journal takes no more: its disk refuses, or it has its most bytes."),
     _gauge("whetstone_data_free_bytes", "What is free where the data folder lies."),
     _gauge("whetstone_database_away_seconds", "How long the database has taken nothing; 0 while it does."),
+    _gauge(
+        "whetstone_clock_jump_seconds",
+        "How far the machine's clock has moved since the proxy's start, other than by time that passed.",
+    ),
     _counter("whetstone_dropped_calls", "Calls that were answered and not recorded."),
     _counter(
         "whetstone_unexpected_errors",

@@ -98,6 +98,7 @@ def test_readiness_tells_what_is_missing(plain_proxy: RunningProxy, fake_vllm: F
     ready = plain_proxy.client.get("/readyz")
     servers = {fake_vllm.url: {"state": "serving", "reason": None}}
     others = {"database": True, "database_away_since": None, "unwritten": 0, "journal_bytes": 0, "dropped": 0}
+    others |= {"journal_full": False}
     others |= {"waiting": 0, "paused": False, "writer": True, "failing": {}}
     assert (ready.status_code, ready.json()) == (200, {"status": "ok", "vllm": True, "replicas": servers, **others})
     fake_vllm.well = False

@@ -171,7 +171,8 @@ NEED_MORE = {
     "whetstone versions pin": "needs an adapter", "KEY=": "a shell's variable",
     "whetstone sql --csv -f": "needs a file", "whetstone keys revoke": "needs a key",
     "whetstone models": "lists what is in the cache folder", "whetstone export preferences": "needs pyarrow",
-    "whetstone export trajectories": "needs pyarrow",
+    "whetstone export trajectories": "needs pyarrow", "whetstone backup /backups": "needs that folder",
+    "whetstone restore": "needs a backup",
 }  # fmt: skip
 """Beginnings of examples that need more than a database, and what."""
 RUNNABLE = [line for _, line in EXAMPLES if not line.startswith(tuple(NEED_MORE))]

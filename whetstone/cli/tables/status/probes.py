@@ -16,6 +16,7 @@ FIGURES = {
     b"whetstone_capture_completeness": "completeness",
     b"whetstone_data_free_bytes": "free_bytes",
     b"whetstone_unwritten_calls": "unwritten",
+    b"whetstone_clock_jump_seconds": "clock_jump_s",
 }
 """Metrics of the proxy that are read, and their names among the facts."""
 

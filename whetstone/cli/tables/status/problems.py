@@ -13,6 +13,8 @@ Facts = Mapping[str, Any]
 LATE = timedelta(minutes=2)
 """A worker that has not processed something for this long does not work."""
 LEAST_COMPLETENESS = 0.99
+MOST_JUMP_S = 60.0
+"""Largest jump of the clock that is normal: NTP may set it after a start."""
 LEAST_FREE_BYTES = 2**30
 """Least free bytes on the data folder's disk. `up` does not start with less than a quarter of this."""
 
@@ -28,6 +30,7 @@ def problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple[
             yield f"{one['name']} (process {one['pid']}) is dead", f"`up` starts it again; {logs / one['name']}.log"
     yield from _of_proxy(facts, logs)
     yield from _of_storage(facts, settings)
+    yield from _of_clock(facts)
     if facts["running"] or settings.vllm.urls:
         for one in facts["replicas"]:
             if one["state"] != "serving":
@@ -35,7 +38,11 @@ def problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple[
                 yield f"the vLLM at {one['url']} is {one['state']}{why}", f"{logs}/vllm*.log says what it does"
         for what, since in facts["waiting_since"].items():
             if since is not None and now - since > LATE:
-                yield f"{what} wait for the judging worker, {ago(since, now)} by now", f"{logs / 'judge.log'}"
+                yield (
+                    f"{what} wait for the judging worker, {ago(since, now)} by now",
+                    f"{logs / 'judge.log'} says what it does; if it runs and is idle, restart the broker: nothing "
+                    "depends on what that holds",
+                )
     yield from _of_completeness(facts)
     yield from _of_policies(facts["policies"])
 
@@ -64,26 +71,47 @@ def _of_proxy(facts: Facts, logs: Path) -> Iterator[tuple[str, str]]:
 
 def _of_storage(facts: Facts, settings: Settings) -> Iterator[tuple[str, str]]:
     is_file = settings.database_url.startswith("sqlite")
-    start = "free disk space if the disk is full, else look at" if is_file else "start the database, or look at"
+    full = "refuses requests (503)" if settings.proxy.when_full == "refuse" else "answers without recording"
+    start = (
+        "free disk space if the disk is full, else look at"
+        if is_file
+        else "start the database, restart it if it hangs, or look at"
+    )
     if (proxy := facts["proxy"]) is not None and proxy.get("database") is False:
         since = proxy.get("database_away_since")
+        answered = "" if proxy.get("journal_full") else ", and apps are still answered"
         yield (
             f"database away: the proxy cannot write to it{f' since {since}' if since else ''}; "
-            f"{proxy.get('unwritten') or 0} records wait in the journal, and apps are still answered",
+            f"{proxy.get('unwritten') or 0} records wait in the journal{answered}",
             f"{start} {settings.data / 'logs' / 'proxy.log'}; the proxy then writes the records by itself",
         )
     if not facts["database"]:
         correct = f"free disk space if the disk is full, else check {settings.data / 'whetstone.db'}"
         yield (
             f"the database does not answer: {facts['database_error']}",
-            correct if is_file else "start it, or correct `database`",
+            correct if is_file else "start it, restart it if it hangs, or correct `database`",
+        )
+    if proxy is not None and proxy.get("journal_full"):
+        yield (
+            f"journal full: it takes no more records, and the proxy {full}",
+            f"make room on the disk of {settings.data}, or raise proxy.max_journal_bytes; if the disk returns errors "
+            "(dmesg), move the folder to another. The proxy goes on by itself",
         )
     if (free := facts["free_bytes"]) is not None and free < LEAST_FREE_BYTES:
-        full = "refuses requests" if settings.proxy.when_full == "refuse" else "answers without recording"
         yield (
             f"few free bytes: {size(free)} are left on the disk of {settings.data}",
             f"delete what is not needed, let the log expire (privacy.keep_days), or move the folder to a larger disk; "
             f"when the disk is full, the proxy {full}",
+        )
+
+
+def _of_clock(facts: Facts) -> Iterator[tuple[str, str]]:
+    jump_s = facts["clock_jump_s"]
+    if jump_s is not None and abs(jump_s) > MOST_JUMP_S:
+        direction = "ahead" if jump_s > 0 else "back"
+        yield (
+            f"clock jumped: {direction} by {timedelta(seconds=round(abs(jump_s)))} since the proxy started",
+            "let NTP set the clock of its machine (`timedatectl`); if it is right now, restart the proxy",
         )
 
 

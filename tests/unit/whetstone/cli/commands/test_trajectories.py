@@ -241,6 +241,26 @@ def test_few_free_bytes_are_a_problem_before_the_disk_is_full(here: Here, proxy:
     assert "nothing is wrong" not in shown
 
 
+def test_a_journal_that_takes_no_more_is_a_problem(here: Here, proxy: Proxy) -> None:
+    proxy.ready["journal_full"] = True
+    ((what, remedy),) = status_of(here)[0].items()
+    assert what == "journal full: it takes no more records, and the proxy refuses requests (503)"
+    assert "make room on the disk" in remedy
+
+
+@pytest.mark.parametrize(
+    ("jump_s", "what"),
+    [
+        (3600.4, "clock jumped: ahead by 1:00:00 since the proxy started"),
+        (-90.0, "clock jumped: back by 0:01:30 since the proxy started"),
+        (-59.0, None),
+    ],
+)
+def test_a_clock_that_jumped_is_a_problem(here: Here, proxy: Proxy, jump_s: float, what: str | None) -> None:
+    proxy.figures["whetstone_clock_jump_seconds"] = jump_s
+    assert list(status_of(here)[0]) == [what] * (what is not None)
+
+
 def test_tokens_are_missing_only_once_nothing_waits_to_be_written(here: Here, proxy: Proxy) -> None:
     proxy.figures |= {"whetstone_capture_completeness": 0.4, "whetstone_unwritten_calls": 3.0}
     assert status_of(here)[0] == {}

