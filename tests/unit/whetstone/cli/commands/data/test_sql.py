@@ -68,7 +68,7 @@ def test_without_a_query_the_views_are_told(data: Path) -> None:
 
 def test_the_name_of_a_view_alone_tells_its_columns(data: Path) -> None:
     told = sql(data, "admin_step_trajectories").stdout
-    assert "staleness" in told and "updates from the oldest version that spoke to version_in" in told
+    assert "staleness" in told and "updates from the oldest version that answered in it to version_in" in told
 
 
 def test_a_query_comes_from_a_file_or_from_stdin(data: Path, tmp_path: Path) -> None:
