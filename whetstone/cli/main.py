@@ -95,7 +95,8 @@ COMMANDS = {
         ),
         "export": (
             "data.export:export",
-            "Write trajectories, preference pairs or answers to imitate to a file that trainers and `datasets` read.",
+            "Write trajectories, preference pairs or answers to imitate to a file that trainers and `datasets` read; "
+            "or ratings of people.",
         ),
         "import": (
             "data.import_:import_log",

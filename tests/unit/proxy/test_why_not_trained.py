@@ -83,4 +83,4 @@ def test_a_trajectory_is_found_by_the_reason_that_it_shows(proxy: RunningProxy) 
         ("sampling_bent: top_p", {"bent"}),
     ):
         shown = proxy.client.get("/ui/trajectories", params={"why": reason}).raise_for_status().text
-        assert set(re.findall(r'<td><a href="/ui/trajectories/([^"?]+)">', shown)) == names, reason
+        assert set(re.findall(r'<td><a[^>]* href="/ui/trajectories/([^"?]+)">', shown)) == names, reason
