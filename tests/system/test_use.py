@@ -107,9 +107,9 @@ def test_focus_stays_where_it_is_while_the_page_is_brought_up_to_date(look: Look
     looking.settled()
     button = page.get_by_role("article", name="agent").get_by_role("button", name="Pause")
     button.focus()
-    with page.expect_response(lambda answer: answer.url.endswith("/ui/policies")):
+    with page.expect_response(lambda answer: answer.url.endswith("/ui/policies?part=policies")):
         pass
-    with page.expect_response(lambda answer: answer.url.endswith("/ui/policies")):
+    with page.expect_response(lambda answer: answer.url.endswith("/ui/policies?part=policies")):
         pass
     assert page.evaluate(FOCUS)["name"] == "Pause"
 
