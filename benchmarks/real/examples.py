@@ -38,7 +38,7 @@ EXAMPLE_TASKS = {
             settings=OF_NOVICE | {"trainer__groups_per_step": 16},
         ),
         _of_novice("codenames", "won", "margin", steps=40, pause_s=1.7),
-        _of_novice("mcp", "solved", "reward", steps=10, pause_s=0.6),
+        _of_novice("mcp", "solved", "reward", steps=24, pause_s=0.6),
         MAIL,
         replace(MAIL, name="mail-ruler", training=MAIL.training + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
         replace(
