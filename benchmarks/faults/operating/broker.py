@@ -18,7 +18,6 @@ from benchmarks.faults.apps import app_session, read_ledger
 from benchmarks.faults.chaos.parts import Program
 from benchmarks.faults.operating.judged_rewards import GROUP_SIZE, GroupedApps, unsettled
 from benchmarks.faults.operating.lying_broker import Lies, LyingBroker
-from benchmarks.faults.operating.redis_server import Redis
 from benchmarks.faults.operating.scene import (
     Report,
     Watch,
@@ -31,6 +30,7 @@ from benchmarks.faults.operating.scene import (
 from benchmarks.kit.check import counted
 from benchmarks.kit.harness import prepared, present, worker_command
 from benchmarks.kit.process import ready, running_proxy, until
+from benchmarks.kit.redis_server import Redis
 from whetstone.cli.commands.status import examine
 from whetstone.cli.tables.status.problems import LATE
 from whetstone.config.settings import Settings, as_environment

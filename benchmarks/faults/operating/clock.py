@@ -17,7 +17,6 @@ from sqlalchemy import Engine, func, select
 
 from benchmarks.faults.apps import read_ledger
 from benchmarks.faults.chaos.parts import Program
-from benchmarks.faults.operating.redis_server import Redis
 from benchmarks.faults.operating.scene import (
     RESOLVED_S,
     Report,
@@ -32,6 +31,7 @@ from benchmarks.faults.operating.scene import (
 from benchmarks.kit.check import counted
 from benchmarks.kit.harness import prepared, present, worker_command
 from benchmarks.kit.process import running_proxy, until
+from benchmarks.kit.redis_server import Redis
 from migrations import schema
 from whetstone.config.settings import Settings, as_environment
 from whetstone.messaging.task_names import JUDGE_QUEUE

@@ -62,8 +62,9 @@ def hours_until(now: datetime) -> list[datetime]:
 def sums(
     connection: Connection, wanted: Filter, by: Literal["hour", "policy", "key_id"], since: datetime
 ) -> list[dict[str, Any]]:
-    """Return the sums of the calls since an hour, by a column and in its order: `calls`, of which `errors` and
-    `aborted`, their tokens and their times. Of the filter, policy, version and key hold. An imported log is no traffic.
+    """Return the sums of the calls since an hour, by a column and in its order: `calls`, the `errors` and
+    `aborted` among them, their tokens and their times. Of the filter, policy, version and key hold. An imported log is
+    no traffic.
     """
     logs = select(p.id).where(p.project == wanted.project, p.upstream == IMPORTED_LOG)
     counts: dict[str, ColumnElement[Any]] = {"calls": func.sum(ch.completions)}

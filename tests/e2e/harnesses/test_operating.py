@@ -16,8 +16,8 @@ from benchmarks.faults.operating.alerts import Scrape, fires, parse
 from benchmarks.faults.operating.disk import allow_refusals
 from benchmarks.faults.operating.judged_rewards import GROUP_SIZE, unsettled
 from benchmarks.faults.operating.lying_broker import Lies, LyingBroker
-from benchmarks.faults.operating.redis_server import Redis
 from benchmarks.faults.operating.scene import Report
+from benchmarks.kit.redis_server import Redis
 from migrations import schema
 from tests.conftest import Seed
 

