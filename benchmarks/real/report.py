@@ -27,6 +27,8 @@ MAX_KL = 1.0
 MIN_PREFERRED = 0.55
 """Lower end of the share of held-out inputs on which the judge prefers the last version's answer; a tie counts half."""
 MIN_TRAINABLE = 0.95
+MOST_REJECTED = 0.05
+"""Of the steps. A gate that rejects none of many candidates would be no gate; one that rejects more finds a fault."""
 TRAINABLE = frozenset(
     (
         *(TRAINED, Why.NO_REWARD, Why.GROUP_OPEN, Why.WAITING_STEP, Why.POLICY_NOT_TRAINING, Why.NO_GROUP),
@@ -84,7 +86,8 @@ def faults_of(figures: dict[str, Any]) -> Sequence[str]:
     """Return what does not hold."""
     steps, measured, shuffled = figures["steps"], figures["measured"], figures["shuffle_rewards"]
     learned = [step for step in steps if step["kind"] == "grpo"]
-    ended = [step["state"] for step in steps if step["state"] != "promoted"]
+    ended = [step["state"] for step in steps if step["state"] not in ("promoted", "rejected")]
+    rejected = sum(step["state"] == "rejected" for step in steps)
     worst_kl = max((step["kl"] for step in learned if "kl" in step), default=0.0)
     gain = stats.gain(measured[BEFORE]["each"], measured[AFTER]["each"])
     planned = figures["planned"]
@@ -95,7 +98,9 @@ def faults_of(figures: dict[str, Any]) -> Sequence[str]:
         {
             f"{figures['failed_requests']} requests failed": figures["failed_requests"],
             f"{len(learned)} steps, {planned['steps']} are due": len(learned) < planned["steps"],
-            f"steps that were not promoted: {', '.join(ended)}": ended,
+            f"steps that did not end well: {', '.join(ended)}": ended,
+            f"{rejected} of {len(steps)} candidates were rejected; at most {MOST_REJECTED:.0%}": rejected
+            > MOST_REJECTED * len(steps),
             f"{worst_kl:.2f} nats a token from the base model; at most {limit}": limit is not None and worst_kl > limit,
             f"{trainable:.1%} of the attempts in training were trainable; at least {MIN_TRAINABLE:.0%}": trainable
             < MIN_TRAINABLE,
