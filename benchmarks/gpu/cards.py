@@ -54,7 +54,7 @@ class Peaks:
             members = [pid, *proc.descendants(pid)]
             peak = self.of.setdefault(part, Peak())
             peak.gpu_mib = max(peak.gpu_mib, sum(used.get(member, 0) for member in members))
-            peak.host_mib = max(peak.host_mib, sum(map(proc.memory_bytes, members)) // 2**20)
+            peak.host_mib = max(peak.host_mib, sum(map(proc.share_of_memory_bytes, members)) // 2**20)
 
     @contextmanager
     def during(self) -> Iterator[None]:

@@ -21,14 +21,13 @@ from benchmarks.kit.process import ROOT
 from trainer.domain.parity import SMALLEST_K3
 from whetstone.config.settings import Settings, as_environment, load
 from whetstone.database.engine import connect
+from whetstone.memory.training import TRAINER_BYTES
 from whetstone.registry.projects import Store
 from whetstone.stack.stack import Stack, running
 
 WHETSTONE = str(Path(sys.executable).with_name("whetstone"))
 WARM_S = 5.0
 """Left out of a measurement of speed: the first requests compile kernels and fill the batch."""
-CONTEXT_MIB = 614
-"""CUDA's own memory of a process that computes: the plan's 0.6 GiB. Stated: nvidia-smi counts it, torch does not."""
 MOST_RATIO = 1.15
 """A plan that is exceeded by more is a fault; what stays below it is only shown."""
 MOST_K3_RATIO = 2.0
@@ -90,7 +89,7 @@ def plan_of(model: str, options: Sequence[str]) -> dict[str, Any]:
 def compared(plan: Mapping[str, Any], peaks: Mapping[str, Peak]) -> list[dict[str, Any]]:
     """Return planned and measured memory beside each other; nothing where there is no plan.
 
-    Of the GPU: vLLM's share of its card, and what a step needs with CUDA's own memory (CONTEXT_MIB). Of the host: all
+    Of the GPU: vLLM's share of its card, and what a step needs beside its process (TRAINER_BYTES). Of the host: all
     parts together.
     """
     if "gpu_memory_utilization" not in plan:
@@ -99,7 +98,7 @@ def compared(plan: Mapping[str, Any], peaks: Mapping[str, Peak]) -> list[dict[st
     trainer = peaks["trainer"].gpu_mib if "trainer" in peaks else 0
     pairs = {
         "GPU memory of a vLLM": (plan["gpu_memory_utilization"] * plan["card_bytes"] / 2**20, max(servers, default=0)),
-        "GPU memory of the trainer": (sum(plan["trainer"].values()) / 2**20 + CONTEXT_MIB, trainer),
+        "GPU memory of the trainer": ((sum(plan["trainer"].values()) + TRAINER_BYTES) / 2**20, trainer),
         "host memory": (plan["host_bytes"] / 2**20, sum(peak.host_mib for peak in peaks.values())),
     }
     return [

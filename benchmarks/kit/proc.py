@@ -41,3 +41,12 @@ def memory_bytes(pid: int | str, field: str = "VmRSS") -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+
+
+def share_of_memory_bytes(pid: int) -> int:
+    """Return its resident memory, where a page that several processes have counts in parts (Pss): sums are true."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

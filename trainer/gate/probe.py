@@ -110,6 +110,8 @@ class _ProbedVersions:
         self._sampling_s = budget_s / 2
         self._readable = budget_s / 2 / (READINGS * forward_s)
         self._sampled: list[int] = []  # tokens of each request; threads append to it
+        self.sampling_s = 0.0
+        """How long they have sampled, without chats, in seconds."""
 
     @property
     def tokens(self) -> int:
@@ -146,6 +148,7 @@ class _ProbedVersions:
             if wanted <= 0 or (tokens >= LEAST_TOKENS and wanted < length * len(prompts)):
                 break
         self._sampled.append(len(answers.logprobs))
+        self.sampling_s += time.monotonic() - began
         return answers
 
     def chat(self, threads: Executor, chats: Sequence[ToolChat], *, parent: bool) -> list[Future[bool | None]]:
@@ -223,6 +226,7 @@ def _measured(
     before = in_step.to(set(prompts))
     most, length = (before.longest(TOKENS, learner.ends), before.length) if before.answers else (TOKENS, TOKENS)
     noise = step.mismatch_k3 if tokens_like_the_probes(step.rows, claim.version_in) >= PARENT_TOKENS else None
+    began = time.monotonic()
     for draw in range(DRAWS):
         own = speakers.sample(prompts, draw, most, length, parent=False)
         renew()
@@ -239,6 +243,7 @@ def _measured(
         log.warning("step %s: draw %d of %d: %s", claim.id, draw + 1, DRAWS, why_not)
         noise = None  # the next draw samples both
         renew()
+    took = {"sampling_s": speakers.sampling_s, "reading_s": time.monotonic() - began - speakers.sampling_s}
     calls = {name: [call for chat in chats if (call := chat.result()) is not None] for name, chats in called.items()}
     renew()
     figures = {
@@ -246,6 +251,7 @@ def _measured(
         "parent_k3": served.parent_k3,
         "served_share": served.share,
         "served_share_error": served.error,
+        **took,
     }
     if why_not is not None:
         raise CandidateUnfit(why_not, _probe(speakers, served.k3, figures))

@@ -10,7 +10,8 @@ from whetstone.config.settings import Settings, SettingsError
 from whetstone.memory import devices, plan
 from whetstone.memory.learning_rate import learning_rate_of
 from whetstone.memory.model_files import read
-from whetstone.memory.serving import GIB, PROCESS_BYTES
+from whetstone.memory.serving import GIB
+from whetstone.memory.training import TRAINER_BYTES
 from whetstone.terminal.fitting import Fitting
 
 WAYS = {
@@ -87,7 +88,7 @@ def _rows(planned: plan.Plan, settings: Settings) -> Iterator[tuple[str, float |
     yield "  adapters", server.adapters, f"{settings.vllm.max_loras} slots of rank {settings.trainer.lora_rank}"
     yield "  its own work", server.work, "CUDA, graphs, activations, logits; partly stated, not measured"
     yield "  KV cache", max(0, server.kv_cache), f"{server.kv_tokens} tokens; longest request {planned.context}"
-    yield "trainer", planned.trainer_bytes + PROCESS_BYTES, "what a step may take, with its process"
+    yield "trainer", planned.trainer_bytes + TRAINER_BYTES, "what a step may take, with its process"
     yield "  base model", step.base, f"learning rate {rate:g}"
     yield "  adapter", step.adapter, "weights, gradient and optimizer in fp32"
     yield "  activations", step.activations, _of_rows(planned)

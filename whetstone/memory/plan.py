@@ -16,9 +16,10 @@ from typing import Literal
 from whetstone.config.settings import Settings
 from whetstone.memory.devices import Card, Placement
 from whetstone.memory.model_files import ModelSizes
-from whetstone.memory.serving import ASLEEP_BYTES, GIB, PROCESS_BYTES, ServerBytes, server_bytes
+from whetstone.memory.serving import ASLEEP_BYTES, GIB, ServerBytes, server_bytes
 from whetstone.memory.training import (
     ROW_STEP,
+    TRAINER_BYTES,
     StepBytes,
     longest_row,
     lora_parameters,
@@ -131,7 +132,7 @@ def resting_bytes(model: ModelSizes, settings: Settings) -> int:
     reading = reading_bytes(model, settings.trainer.micro_batch_tokens)
     largest = max(model.embedding_bytes, model.largest_layer_bytes)
     adapter = 4 * lora_parameters(model, settings.trainer)
-    return PROCESS_BYTES + model.head_bytes + largest + adapter + reading
+    return TRAINER_BYTES + model.head_bytes + largest + adapter + reading
 
 
 def _plan(model: ModelSizes, settings: Settings, hardware: Hardware) -> Plan:
@@ -143,19 +144,19 @@ def _plan(model: ModelSizes, settings: Settings, hardware: Hardware) -> Plan:
     if hardware.mode == "beside":
         row = wanted
         while True:
-            takes = PROCESS_BYTES + int(FRAGMENTS * step_bytes(model, settings.trainer, row).total)
+            takes = TRAINER_BYTES + int(FRAGMENTS * step_bytes(model, settings.trainer, row).total)
             share = utilisation or _floor((card - takes - SPARE_BYTES) / card)
             server = server_bytes(model, settings, card, share, hardware.cards_each)
             if server.kv_tokens >= max(LEAST_CONTEXT, row) or row // 2 < LEAST_ROW or utilisation:
                 break
             row //= 2
-        free = trainer_card - int(share * card) - PROCESS_BYTES
+        free = trainer_card - int(share * card) - TRAINER_BYTES
     elif hardware.mode == "asleep":
         share = utilisation or _floor((card - resting_bytes(model, settings) - SPARE_BYTES) / card)
-        free = trainer_card - ASLEEP_BYTES - PROCESS_BYTES
+        free = trainer_card - ASLEEP_BYTES - TRAINER_BYTES
     else:
         share = utilisation or UTILISATION
-        free = trainer_card - PROCESS_BYTES
+        free = trainer_card - TRAINER_BYTES
     free = int(free / FRAGMENTS)
     server = server_bytes(model, settings, card, share, hardware.cards_each)
     room = longest_row(model, settings.trainer, free, most=max(most, wanted))

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from whetstone.config.trainer import TrainerSettings
 from whetstone.memory.model_files import ModelSizes
 
+TRAINER_BYTES = 1066 * 2**20
+"""The trainer's CUDA context, with libraries, workspaces and kernels: what it had between two steps on an H100, its
+weights in host memory (PyTorch 2.11 for CUDA 13, flex-attention)."""
 ADAPTER_BYTES = 16
 """Bytes of one parameter of the LoRA in a step: weight, gradient and AdamW's two moments in fp32."""
 CHUNK_BYTES = 4 * 2**25

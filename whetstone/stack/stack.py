@@ -178,12 +178,14 @@ def _start_workers(settings: Settings, supervisor: Supervisor, ours: dict[str, s
 
 def training_worker(settings: Settings, supervisor: Supervisor, ours: dict[str, str]) -> Part:
     """Return the training worker as a part; `ours`: the settings as environment variables."""
-    # A thread that waits for another must not spin: vLLM needs the core.
+    # A thread that waits for another must not spin: vLLM needs the core. There are few kernels to compile (those of
+    # flex-attention): a process for each core would only take memory.
     patient = {
         **ours,
         **torch_builds.environment(settings.trainer.python),
         **devices.visible_to(settings.trainer.devices),
         "OMP_WAIT_POLICY": "PASSIVE",
+        "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "1"),
     }
     program, niceness = trainer_program(settings.trainer), settings.trainer.niceness
     return _worker(supervisor, "trainer", program, TRAINER_QUEUE, patient, ["--pool", "solo"], niceness)

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu import __main__ as runbook
 from benchmarks.gpu import cards
 from benchmarks.gpu.cards import Peak
 from benchmarks.gpu.load import Answer, first_token_s, longest_silence_s, reward_of, tokens_per_s
 from benchmarks.gpu.peak import peak_of
 from benchmarks.gpu.report import markdown, write
-from benchmarks.gpu.scene import CONTEXT_MIB, compared, unlike_parents
+from benchmarks.gpu.scene import compared, unlike_parents
 from benchmarks.gpu.tasks import learn, summary
 from benchmarks.gpu.variants import Variant, variants
 from whetstone.memory.devices import Card
+from whetstone.memory.training import TRAINER_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = [sys.executable, "-m", "benchmarks.gpu"]
@@ -169,7 +171,7 @@ def test_a_plan_is_held_against_the_peaks() -> None:
     rows = {row["what"]: (row["planned MiB"], row["measured MiB"]) for row in compared(PLAN, peaks)}
     assert rows == {
         "GPU memory of a vLLM": (12288, 12000),
-        "GPU memory of the trainer": (4096 + CONTEXT_MIB, 9000),
+        "GPU memory of the trainer": (4096 + TRAINER_BYTES / 2**20, 9000),
         "host memory": (10240, 7100),
     }
     assert compared({"output": "no such model"}, peaks) == []
@@ -186,3 +188,9 @@ def test_a_report_is_written_for_programs_and_for_people(tmp_path: Path) -> None
     assert page == markdown(report)
     assert "**1 faults.**" in page and "- it stopped | early" in page and "| seconds | 1.235 |" in page
     assert "```\na\nb\n```" in page and "### steps\n\n| step | kl |\n| --- | --- |\n| 1 |  |\n| 2 | 0.1 |" in page
+
+
+def test_the_environment_lists_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runbook, "cards", lambda: (Card(0, "GPU-1", 80 * 2**30, "NVIDIA H100 80GB HBM3"),))
+    one = {"index": 0, "uuid": "GPU-1", "memory_bytes": 80 * 2**30, "name": "NVIDIA H100 80GB HBM3"}
+    assert runbook.environment()["cards"] == [one]

@@ -101,8 +101,8 @@ def test_a_candidate_goes_live_once_every_server_has_it_and_its_probe_is_written
     told = gate.decision()
     assert (told.test, told.decision, told.version, told.against, told.reason) == ("probe", "pass", 1, 0, None)
     assert set(told.figures) == {
-        "k3", "parent_k3", "served_share", "served_share_error", "parent_kl", "length", "parent_length", "length_ratio",
-        "tokens", "servers", "servers_without_it",
+        "k3", "parent_k3", "served_share", "served_share_error", "sampling_s", "reading_s", "parent_kl",
+        "length", "parent_length", "length_ratio", "tokens", "servers", "servers_without_it",
     }  # fmt: skip
     assert 0 < told.figures["parent_kl"] < 0.1
     assert (told.figures["servers"], told.figures["servers_without_it"], told.figures["length_ratio"]) == (2, 0, 1)

@@ -49,6 +49,7 @@ def test_one_card_is_shared_and_vllm_sleeps(model_7b: Path) -> None:
     names = [line.partition(" =")[0] for line in one.lines]
     assert names == [
         "trainer.learning_rate", "vllm.devices", "trainer.devices", "vllm.shares_device", "vllm.gpu_memory_utilization",
+        "vllm.max_model_len",
     ]  # fmt: skip
 
 
