@@ -189,7 +189,7 @@ VIEWS = (
         schema.feedback,
         "project feedback_id=id target_kind target_id choice trajectory_id completion_id reward rewards parts "
         "demonstration judge source final comment metadata key_id state reason step day created_at applied_at "
-        "withdrawn_at",
+        "withdrawn_at credit",
         feedback_id="its id, as in the answer to the post",
         reward="for a trajectory or completion; of `parts` their weighted sum",
         rewards="{trajectory_id: number}, for a group: from the app, or the scores of judges",

@@ -33,9 +33,9 @@ Resolved = tuple[Feedback, frozenset[str]]
 def apply_feedback(batch: Sequence[Feedback], known: FeedbackContext, now: datetime, rules: Rules) -> FeedbackChanges:
     """Apply waiting feedback to its targets, and undo withdrawn feedback.
 
-    A trajectory's reward is the last one given to it as a whole (also in a group's feedback), else the mean of those
-    given to its completions. A feedback is superseded when later feedback with the same target replaces it completely;
-    when that is withdrawn, it counts again. Once a step has claimed the trajectory, feedback is unused.
+    A trajectory's reward: see `rewards_from_feedback`. A feedback is superseded when later feedback with the same
+    target replaces it completely; when that is withdrawn, it counts again. Once a step has claimed the trajectory,
+    feedback is unused.
     """
     # Withdrawn feedback is left out: its state as read here does not count, `known.standing` has the current one.
     resolved = [_resolve(one, known, now, rules) for one in batch if one.state == "waiting"]
@@ -207,12 +207,13 @@ def rewards_from_feedback(
     """Return the reward and source that feedback gives each of these trajectories; those without feedback are left out.
 
     That is the last reward given to the whole trajectory (also in a group's feedback), else the mean of those given to
-    its completions, else the score of the judges. `learning`, by policy, decides whether a score is added to the app's
-    reward (`ruler.weight`).
+    its completions, plus the sum of what was earned at its steps (`credit`); without any of these the score of the
+    judges. `learning`, by policy, decides whether a score is added to the app's reward (`ruler.weight`).
     """
     whole: dict[str, Given] = {}
     scores: dict[str, float] = {}
     by_completion: dict[str, dict[str, float]] = {}
+    steps: dict[str, dict[str, float]] = {}
     for one in sorted(counted, key=lambda feedback: feedback.order):
         if one.target_kind == "group":
             of_members = {
@@ -229,8 +230,12 @@ def rewards_from_feedback(
             if one.completion_id is None:
                 whole[one.trajectory_id] = (one.reward, "trajectory")
             else:
-                by_completion.setdefault(one.trajectory_id, {})[one.completion_id] = one.reward
+                given = steps if one.credit == "step" else by_completion
+                given.setdefault(one.trajectory_id, {})[one.completion_id] = one.reward
     given_rewards = {name: (fmean(rewards.values()), "completions") for name, rewards in by_completion.items()} | whole
+    for name, rewards in steps.items():
+        reward, source = given_rewards.get(name, (0.0, "steps"))
+        given_rewards[name] = (reward + math.fsum(rewards.values()), source)
     judged = {name: (score, "judge") for name, score in scores.items() if name not in given_rewards}
     for name in scores.keys() & given_rewards.keys():
         settings = (learning or {}).get(trajectories[name].policy)
@@ -272,9 +277,12 @@ def _target(one: Feedback) -> tuple[str, str | None]:
 def _says(one: Feedback) -> set[str]:
     """Return what the feedback sets.
 
-    For a group: the trajectories it rewards. Else: a reward, a demonstration, or both.
+    For a group: the trajectories it rewards. Else: a reward, a step's reward, a demonstration, or two of them.
     """
     if one.target_kind == "group":
         return set(one.rewards or ())
-    fields = (("reward", one.reward is not None), ("demonstration", one.demonstrates))
+    fields = (
+        ("reward" if one.credit is None else one.credit, one.reward is not None),
+        ("demonstration", one.demonstrates),
+    )
     return {name for name, is_given in fields if is_given}

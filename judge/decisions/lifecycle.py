@@ -29,7 +29,7 @@ OURS = frozenset(
 )
 """The reasons that are decided here. Any other was written by the proxy or the trainer, and stays."""
 FUNCTIONS_FIRST = "its reward functions have not run yet"
-FEEDBACK_SOURCES = frozenset({"trajectory", "completions", "group"})
+FEEDBACK_SOURCES = frozenset({"trajectory", "completions", "steps", "group"})
 """Sources of a reward that came from the app itself."""
 
 Decided = tuple[Group, list[Trajectory]]

@@ -63,6 +63,8 @@ class Feedback:
     """Which judge has to rank the group, and by which rubric."""
     due_at: datetime | None = None
     """When to look for its target again, while it waits."""
+    credit: str | None = None
+    """`step`: the reward was earned at the completion, and is added to what the attempt got otherwise."""
 
     @property
     def order(self) -> tuple[datetime, str]:

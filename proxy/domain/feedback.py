@@ -91,6 +91,10 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     demonstration: Annotated[
         str | dict[str, Any] | None, Meta(description="The answer that would have been right: a text or a message.")
     ] = None
+    credit: Annotated[
+        Literal["step"] | None,
+        Meta(description="`step`: a completion's reward was earned there, and counts for it and what came before."),
+    ] = None
     comment: str | None = None
     metadata: dict[str, Any] | None = None
     idempotency_key: Annotated[str | None, Meta(description="Posted again under it, nothing is added.")] = None
@@ -222,6 +226,8 @@ def _check_value(feedback: Feedback) -> None:
     if wrong:
         allowed = "`rewards` ({trajectory_id: number}) or `judge`"
         raise BadRequest(f"a group takes {allowed}, nothing else does; {wrong[0]} is not for it here", param=wrong[0])
+    if feedback.credit is not None and (feedback.completion_id is None or not given):
+        raise BadRequest("credit is for the reward, thumbs or parts of a completion_id", param="credit")
     message = feedback.demonstration
     if not isinstance(message, dict):
         return

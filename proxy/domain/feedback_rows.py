@@ -51,6 +51,7 @@ def row_of(feedback: Feedback, project: str, created_at: datetime) -> dict[str, 
         if isinstance(demonstration, str)
         else demonstration,
         source={None: "demonstration", "rewards": "reward"}.get(value, value),
+        credit=feedback.credit,
         final=final if feedback.final is None else feedback.final,
         comment=feedback.comment,
         metadata=feedback.metadata,
@@ -101,7 +102,9 @@ def too_late(row: Mapping[str, Any]) -> str | None:
 
 
 def _row(project: str, kind: str, target_id: str, created_at: datetime, **values: Any) -> dict[str, Any]:
-    optional = ("reward", "rewards", "parts", "judge", "demonstration", "comment", "metadata", "idempotency_key")
+    optional = (
+        "reward", "rewards", "parts", "judge", "demonstration", "credit", "comment", "metadata", "idempotency_key"
+    )  # fmt: skip
     return {
         "project": project,
         "id": new_id(),

@@ -1,5 +1,6 @@
 """The values that describe a step to its worker: the claim, its members, the probe's result."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,12 @@ class Member:
     """None where there was nothing to compute one from, and where it is not alone."""
     reward_scale: str | None = None
     """Its reward may be compared with those of other groups that name the same scale. None: only within its group."""
+    step_rewards: Mapping[int, float] = field(default_factory=dict)
+    """What was earned at its turns, by turn; `reward` contains them."""
+
+    def to_go(self, turn: int) -> float:
+        """Return its return to go at a turn: its reward without what was earned before that turn."""
+        return self.reward - math.fsum(reward for at, reward in self.step_rewards.items() if at < turn)
 
 
 @dataclass(frozen=True)

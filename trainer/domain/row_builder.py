@@ -68,9 +68,9 @@ def build_rows(
     """Build the rows and advantages of all members that teach something, and the reasons for the rest.
 
     A completion's tokens have the advantage of its trajectory in its group, or over its own baseline if it is alone.
-    With the `baseline` "state" that is so only for a completion whose prompt no other member met; see `_by_state` for
-    the others. A member of a group without differing rewards then teaches where it is compared with members that have
-    other rewards.
+    Where something was earned at steps of a group, they have that of their turn; see `_by_turn`. With the `baseline`
+    "state" all that is so only for a completion whose prompt no other member met; see `_by_state` for the others. A
+    member of a group without differing rewards then teaches where it is compared with members that have other rewards.
 
     `scale`: see `divisors`. `unfit`: trajectories with a row that does not fit into the device's memory; they are left
     out like those with a row above `max_row_tokens`.
@@ -86,19 +86,23 @@ def build_rows(
     among = [member for member in members if member.trajectory_id not in left_out]
     compared, baselines = _compared(among, scale)
     at_states = _by_state(among, scale) if baseline == "state" else {}
+    at_turns = _by_turn(among, scale)
     rows: list[Row] = []
     answers = tokens = tokens_at_states = 0
     advantages: dict[str, float] = {}
     for member in among:
         name = member.trajectory_id
-        own = compared.get(name)
+        own, turns = compared.get(name), at_turns.get(name, {})
         here = [at_states.get(_state(member, completion), {}).get(name) for completion in member.completions]
         if why := unusable[name]:
             left_out[name] = why
-        elif own is None and not any(here):
+        elif own is None and not any(here) and not any(turns.values()):
             left_out[name] = WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
         else:
-            of_completions = [(own or 0.0) if advantage is None else advantage for advantage in here]
+            of_completions = [
+                turns.get(completion.turn, own or 0.0) if advantage is None else advantage
+                for completion, advantage in zip(member.completions, here, strict=True)
+            ]
             counts = [len(completion.token_ids) for completion in member.completions]
             rows += merge(name, member.completions, of_completions)
             answers += sum(map(bool, counts))
@@ -191,18 +195,47 @@ def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[st
     return {name: gap / divided_by[name] for name, gap in gaps.items()}, baselines
 
 
+def _by_turn(members: Sequence[Member], scale: AdvantageScale) -> Mapping[str, Mapping[int, float]]:
+    """Return member id -> turn -> advantage, for the groups in which something was earned at a step.
+
+    A turn's advantage is its return to go (`Member.to_go`) minus the mean of those of the group's members that reach
+    that turn; 0 where only one does, or where their returns are equal or further apart than LARGEST_GAP. With all
+    reward at the end and equal numbers of turns that is the advantage of the trajectory. Divided as by `divisors`.
+    """
+    groups: defaultdict[str, list[Member]] = defaultdict(list)
+    for member in members:
+        if not member.alone:
+            groups[member.group_id].append(member)
+    whole = divisor("step", [member.reward for member in members]) if scale == "batch" else 1.0
+    at_turns: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    for group_id, among in groups.items():
+        if not any(member.step_rewards for member in among):
+            continue
+        by = divisor(f"group {group_id}", [member.reward for member in among]) if scale == "group" else whole
+        returns: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        for member in among:
+            for completion in member.completions:
+                returns[completion.turn][member.trajectory_id] = member.to_go(completion.turn)
+        for turn, reached in returns.items():
+            too_far = max(reached.values()) - min(reached.values()) > LARGEST_GAP
+            gaps = dict.fromkeys(reached, 0.0) if too_far else state_relative(reached)
+            for name, gap in gaps.items():
+                at_turns[name][turn] = gap / by
+    return at_turns
+
+
 def _by_state(members: Sequence[Member], scale: AdvantageScale) -> Mapping[State, Mapping[str, float]]:
     """Return state -> member id -> advantage, for each state that at least two members met.
 
-    A state is the prompt of a completion. Members that met it are compared with one another there, each once: those of
-    a group, and, where rewards mean the same in every group (`Member.reward_scale`), those of all groups. Divided as
-    by `divisors`; the scale `group` takes the deviation of the rewards that are compared. A state whose rewards are
-    further apart than LARGEST_GAP is absent.
+    A state is the prompt of a completion. Members that met it are compared with one another there, each once, by their
+    return to go (`Member.to_go`): those of a group, and, where rewards mean the same in every group
+    (`Member.reward_scale`), those of all groups. Divided as by `divisors`; the scale `group` takes the deviation of the
+    rewards that are compared. A state whose rewards are further apart than LARGEST_GAP is absent.
     """
     met: defaultdict[State, dict[str, float]] = defaultdict(dict)
     for member in members:
         for completion in member.completions:
-            met[_state(member, completion)][member.trajectory_id] = member.reward
+            met[_state(member, completion)].setdefault(member.trajectory_id, member.to_go(completion.turn))
     whole = divisor("step", [member.reward for member in members]) if scale == "batch" else 1.0
     at_states = {}
     for state, rewards in met.items():

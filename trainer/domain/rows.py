@@ -34,6 +34,8 @@ class SampledCompletion:
     temperature: float
     constraints: Constraints | None = None
     """What bent the distribution it was sampled from, besides the temperature."""
+    turn: int = 0
+    """Its place in the trajectory, from 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ from whetstone.database.engine import chunks
 
 COLDEST = 0.01
 """The lowest temperature that vLLM samples with, for any lower setting (`_MAX_TEMP` of its sampling parameters)."""
-ON_ONE_SCALE = ("trajectory", "completions", "code", "failure")
+ON_ONE_SCALE = ("trajectory", "completions", "steps", "code", "failure")
 """Sources of rewards that mean the same in every group. Those that an app or a judge gave to a group as a whole may be
 ranks, which say nothing beyond it.
 """
+WITH_STEPS = ("trajectory", "completions", "steps", "group")
+"""Sources of rewards that contain what was earned at steps; a veto or a failure replaces them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def read_candidate_members(
 def _with_completions(connection: Connection, project: str, policy: str, members: Iterable[Member]) -> list[Member]:
     """Return the members with their completions. Sorted here: databases differ in how they compare texts."""
     in_order = sorted(members, key=lambda member: (member.group_id, member.trajectory_id))
-    scales = _reward_scales(connection, project, [member.trajectory_id for member in in_order])
+    ids = [member.trajectory_id for member in in_order]
+    scales, step_rewards = _reward_scales(connection, project, ids), _step_rewards(connection, project, ids)
     with_completions = []
     for member in in_order:
         collected = _collect(connection.execute(_completions(project, member.trajectory_id)), policy)
@@ -89,6 +92,7 @@ def _with_completions(connection: Connection, project: str, policy: str, members
                 silent=collected.silent,
                 seed=collected.seed,
                 reward_scale=scales.get(member.trajectory_id),
+                step_rewards=step_rewards.get(member.trajectory_id, {}),
             )
         )
     return with_completions
@@ -111,9 +115,34 @@ def _reward_scales(connection: Connection, project: str, trajectory_ids: Collect
     return scales
 
 
+def _step_rewards(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, dict[int, float]]:
+    """Return what was earned at each turn, by trajectory: the last feedback on a completion counts, as for its reward.
+
+    A claim freezes a trajectory's feedback, so a step that is taken over reads the same.
+    """
+    t, f, c = schema.trajectories.c, schema.feedback.c, schema.completions.c
+    query = (
+        select(f.trajectory_id, c.id, c.turn, f.reward)
+        .join(schema.completions, and_(c.project == f.project, c.id == f.completion_id))
+        .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
+        .where(f.project == project, f.credit == "step", f.reward.is_not(None))
+        .where(f.state.in_(("applied", "used")), t.reward_source.in_(WITH_STEPS))
+        .order_by(f.created_at, f.id)
+    )
+    last: dict[tuple[str, str], tuple[int, float]] = {}
+    for some in chunks(trajectory_ids):
+        for trajectory_id, completion_id, turn, reward in connection.execute(query.where(f.trajectory_id.in_(some))):
+            last[trajectory_id, completion_id] = turn, reward
+    earned: dict[str, dict[int, float]] = {}
+    for (trajectory_id, _), (turn, reward) in last.items():
+        of_turns = earned.setdefault(trajectory_id, {})
+        of_turns[turn] = of_turns.get(turn, 0.0) + reward
+    return earned
+
+
 def _completions(project: str, trajectory_id: str) -> Any:
     c = schema.completions.c
-    columns = (c.id, c.follows, c.choice, c.policy, c.policy_version, c.prompt_token_ids, c.token_ids)
+    columns = (c.id, c.turn, c.follows, c.choice, c.policy, c.policy_version, c.prompt_token_ids, c.token_ids)
     return (
         select(*columns, c.inference_logprobs, c.sampling, c.why_not_trained, c.constraints, c.explored)
         .where(c.project == project, c.trajectory_id == trajectory_id)
@@ -155,6 +184,7 @@ def _sampled_completion(row: Any, prompt_ids: tuple[int, ...]) -> SampledComplet
         version=row.policy_version,
         temperature=1.0 if temperature is None else max(float(temperature), COLDEST),
         constraints=constraints or None,
+        turn=row.turn,
     )
 
 

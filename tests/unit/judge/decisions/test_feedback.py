@@ -49,6 +49,37 @@ def at(seed, seconds):
     return seed.now + timedelta(seconds=seconds)
 
 
+# --- what is earned at steps
+
+
+def test_what_is_earned_at_steps_is_added_up_and_to_what_the_attempt_got(seed, swept, trajectory):
+    seed.trajectory("t", turns=3)
+    seed.feedback("t-0", 0.25, kind="completion", credit="step")
+    seed.feedback("t-2", -1.0, kind="completion", credit="step")
+    swept()
+    assert (trajectory().reward, trajectory().reward_source) == (-0.75, "steps")
+    seed.feedback("t-1", 0.5, kind="completion")
+    seed.feedback("t-2", 1.0, kind="completion")
+    swept()
+    assert (trajectory().reward, trajectory().reward_source) == (0.0, "completions")
+    seed.feedback("t", 2.0)
+    swept()
+    assert (trajectory().reward, trajectory().reward_source) == (1.25, "trajectory")
+
+
+def test_a_later_reward_of_a_step_replaces_the_earlier_and_no_other_reward(seed, swept, trajectory, feedback, withdraw):
+    seed.trajectory("t", turns=2)
+    first = seed.feedback("t-0", 0.25, kind="completion", credit="step", created_at=at(seed, 0.1))
+    plain = seed.feedback("t-0", 0.5, kind="completion", created_at=at(seed, 0.2))
+    last = seed.feedback("t-0", 0.75, kind="completion", credit="step", created_at=at(seed, 0.3))
+    swept()
+    assert [feedback(one).state for one in (first, plain, last)] == ["superseded", "applied", "applied"]
+    assert (trajectory().reward, trajectory().reward_source) == (1.25, "completions")
+    withdraw(last)
+    swept(2.0)
+    assert (feedback(first).state, trajectory().reward) == ("applied", 0.75)
+
+
 # --- parts
 
 

@@ -110,6 +110,9 @@ LONG = "x" * 20_001
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"trajectory_id": "t", "completion_id": "c", "reward": 1}, "completion_id"),
     ({"trajectory_id": "t", "reward": 1, "parts": {"a": 1}}, "parts"),
+    ({"trajectory_id": "t", "reward": 1, "credit": "step"}, "credit"),
+    ({"completion_id": "c", "demonstration": "better", "credit": "step"}, "credit"),
+    ({"completion_id": "c", "reward": 1, "credit": "turn"}, "credit"),
     ({"group_id": "g", "rewards": {"t": 1}, "judge": {"kind": "ruler"}}, "judge"),
     ({"trajectory_id": "t", "reward": "1"}, "reward"),
     ({"trajectory_id": "t", "reward": 1e10}, "reward"),

@@ -47,3 +47,34 @@ def test_a_judge_of_another_group_or_of_a_trajectory_of_that_name_leaves_the_sca
     seed.feedback("g", 0.5, source="judge", state="applied")
     seed.feedback("g", kind="group", source="close", state="applied")
     assert scales(engine, seed, reward_source="trajectory") == {""}
+
+
+def earned(engine: Engine, seed: Any, **values: Any) -> dict[str, dict[int, float]]:
+    """Return what the members of a group of two, of two turns each, earned at their steps."""
+    seed.group("g", size=2, rewarded=2, state="scored", closed_at=seed.now)
+    for name, reward in (("a", 0.0), ("b", 1.0)):
+        seed.trajectory(name, "g", turns=2, state="rewarded", reward=reward, **{"reward_source": "steps"} | values)
+    store = Store(engine, "default")
+    claim = store.claim("starter", RULES)
+    assert claim is not None
+    return {member.trajectory_id: dict(member.step_rewards) for member in store.members(claim)}
+
+
+def step_reward(seed: Any, completion: str, reward: float | None, **values: Any) -> None:
+    trajectory = completion.partition("-")[0]
+    applied = {"state": "applied", "trajectory_id": trajectory, "completion_id": completion, "credit": "step"}
+    seed.feedback(completion, reward, kind="completion", **applied | values)
+
+
+def test_what_was_earned_at_steps_is_read_by_turn_and_the_last_feedback_counts(engine: Engine, seed: Any) -> None:
+    step_reward(seed, "a-0", 0.25)
+    step_reward(seed, "a-0", 0.5)
+    step_reward(seed, "a-1", -1.0)
+    step_reward(seed, "b-1", 2.0, credit=None)
+    step_reward(seed, "b-1", 3.0, state="superseded")
+    assert earned(engine, seed) == {"a": {0: 0.5, 1: -1.0}, "b": {}}
+
+
+def test_a_veto_replaces_what_was_earned(engine: Engine, seed: Any) -> None:
+    step_reward(seed, "a-0", 0.25)
+    assert earned(engine, seed, reward_source="code") == {"a": {}, "b": {}}
