@@ -15,7 +15,7 @@ f, t, j = schema.feedback.c, schema.trajectories.c, schema.judgements.c
 _LISTED = (
     *(f.id, f.target_kind, f.target_id, f.trajectory_id, f.completion_id, f.choice, f.reward, f.rewards, f.parts),
     *(f.source, f.final, f.comment, f.metadata, f.demonstration, f.state, f.reason, f.step, f.key_id, f.created_at),
-    *(f.applied_at, f.due_at, f.withdrawn_at),
+    *(f.applied_at, f.due_at, f.withdrawn_at, f.credit),
 )
 
 

@@ -33,6 +33,7 @@ def test_a_reward_for_a_completion_does_not_end_its_trajectory() -> None:
 
 def test_final_says_otherwise() -> None:
     assert row(completion_id="c", reward=1, final=True)["final"] is True
+    assert (stored["credit"], row(completion_id="c", reward=1, credit="step")["credit"]) == (None, "step")
     assert row(trajectory_id="t", reward=1, final=False)["final"] is False
 
 
