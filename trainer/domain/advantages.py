@@ -83,11 +83,13 @@ def divisors(
     - `none`: 1 (Dr. GRPO, arXiv 2503.20783).
     - `group`: s(its group) + 1e-4 (GRPO, arXiv 2402.03300).
     - `batch`: s(all rewards of the step) + 1e-4 (arXiv 2508.08221: steadier than the group's where groups are small).
+    - `mean`: mean(its group), 1 where a reward is negative (MaxRL, arXiv 2602.02710: with rewards of 0 and 1 it gives
+      the gradient of log(success rate), so a prompt that is rarely answered right weighs more).
 
     s(r) = sqrt(Σ (r - mean r)² / (n - 1)), the sample standard deviation. `rewards` has the form that `group_relative`
     takes, uniform groups included. `singles` maps the trajectories that are compared with a baseline to their rewards:
-    they have no group, so `group` divides them by the batch's deviation. Where all rewards of the step are equal, only
-    singles have an advantage and there is no scale; their advantage is not divided.
+    they have no group, so `group` and `mean` divide them by that of the step. Where all rewards of the step are equal,
+    only singles have an advantage and there is no scale; their advantage is not divided.
 
     Raises:
         RewardError: rewards are too large to be compared.
@@ -95,23 +97,27 @@ def divisors(
     everybody = [trajectory_id for reward_of in (*rewards.values(), singles) for trajectory_id in reward_of]
     if scale == "none":
         return dict.fromkeys(everybody, 1.0)
-    whole = divisor("step", [reward for reward_of in (*rewards.values(), singles) for reward in reward_of.values()])
-    by_trajectory = dict.fromkeys(everybody, whole)
-    if scale == "group":
+    in_step = [reward for reward_of in (*rewards.values(), singles) for reward in reward_of.values()]
+    by_trajectory = dict.fromkeys(everybody, divisor("step", in_step, scale))
+    if scale != "batch":
         for group_id, reward_of in rewards.items():
-            by_trajectory |= dict.fromkeys(reward_of, divisor(f"group {group_id}", reward_of.values()))
+            by_trajectory |= dict.fromkeys(reward_of, divisor(f"group {group_id}", reward_of.values(), scale))
     return by_trajectory
 
 
-def divisor(name: str, rewards: Collection[float]) -> float:
-    """Return s(r) + 1e-4, see `divisors`; 1 where all rewards are equal. `name`: of what they are compared in.
+def divisor(name: str, rewards: Collection[float], scale: AdvantageScale) -> float:
+    """Return what differences of these rewards are divided by, see `divisors`; 1 where all rewards are equal.
+
+    `name`: of what they are compared in.
 
     Raises:
         RewardError: rewards are too large to be compared.
     """
-    if len(set(rewards)) < 2:
+    if scale == "none" or len(set(rewards)) < 2:
         return 1.0
     mean = _mean(name, rewards)
+    if scale == "mean":
+        return mean if min(rewards) >= 0 else 1.0
     # Unlike a sum of squares, hypot overflows only where the result does.
     spread = math.hypot(*(reward - mean for reward in rewards)) / math.sqrt(len(rewards) - 1)
     if not math.isfinite(spread):

@@ -206,12 +206,12 @@ def _by_turn(members: Sequence[Member], scale: AdvantageScale) -> Mapping[str, M
     for member in members:
         if not member.alone:
             groups[member.group_id].append(member)
-    whole = divisor("step", [member.reward for member in members]) if scale == "batch" else 1.0
+    whole = divisor("step", [member.reward for member in members], scale) if scale == "batch" else None
     at_turns: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for group_id, among in groups.items():
         if not any(member.step_rewards for member in among):
             continue
-        by = divisor(f"group {group_id}", [member.reward for member in among]) if scale == "group" else whole
+        by = whole or divisor(f"group {group_id}", [member.reward for member in among], scale)
         returns: defaultdict[int, dict[str, float]] = defaultdict(dict)
         for member in among:
             for completion in member.completions:
@@ -229,18 +229,18 @@ def _by_state(members: Sequence[Member], scale: AdvantageScale) -> Mapping[State
 
     A state is the prompt of a completion. Members that met it are compared with one another there, each once, by their
     return to go (`Member.to_go`): those of a group, and, where rewards mean the same in every group
-    (`Member.reward_scale`), those of all groups. Divided as by `divisors`; the scale `group` takes the deviation of the
-    rewards that are compared. A state whose rewards are further apart than LARGEST_GAP is absent.
+    (`Member.reward_scale`), those of all groups. Divided as by `divisors`; the scales `group` and `mean` go
+    by the rewards that are compared. A state whose rewards are further apart than LARGEST_GAP is absent.
     """
     met: defaultdict[State, dict[str, float]] = defaultdict(dict)
     for member in members:
         for completion in member.completions:
             met[_state(member, completion)].setdefault(member.trajectory_id, member.to_go(completion.turn))
-    whole = divisor("step", [member.reward for member in members]) if scale == "batch" else 1.0
+    whole = divisor("step", [member.reward for member in members], scale) if scale == "batch" else None
     at_states = {}
     for state, rewards in met.items():
         if len(rewards) > 1 and max(rewards.values()) - min(rewards.values()) <= LARGEST_GAP:
-            by = divisor("state", rewards.values()) if scale == "group" else whole
+            by = whole or divisor("state", rewards.values(), scale)
             at_states[state] = {name: gap / by for name, gap in state_relative(rewards).items()}
     return at_states
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from whetstone.config.rewards import Section
 
 LossName = Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
-AdvantageScale = Literal["none", "batch", "group"]
+AdvantageScale = Literal["none", "batch", "group", "mean"]
 BaselineName = Literal["group", "state"]
 Kind = Literal["grpo", "sft"]
 """What a step does: `grpo` follows advantages with the configured loss, `sft` imitates answers."""
@@ -63,8 +63,8 @@ class TrainerSettings(Section):
     entropy_weight: float = Field(0, ge=0)
     """Weight of the mean entropy, which is subtracted from the loss."""
     advantage_scale: AdvantageScale = "none"
-    """Divide advantages by the standard deviation of the step's rewards (`batch`), of the group's (`group`), or not at
-    all."""
+    """Divide advantages by the standard deviation of the step's rewards (`batch`), of the group's (`group`), by the mean
+    of the group's (`mean`), or not at all."""
     baseline: BaselineName = "group"
     """What rewards are compared with: those of the same group (`group`), or, where several trajectories met the same
     prompt, those of all that did (`state`); docs/training.md has the formula."""

@@ -29,11 +29,11 @@ def test_a_reward_for_a_trajectory_ends_it() -> None:
 def test_a_reward_for_a_completion_does_not_end_its_trajectory() -> None:
     stored = row(completion_id="chatcmpl-1", choice=2, reward=-1.5)
     assert (stored["target_kind"], stored["choice"], stored["final"]) == ("completion", 2, False)
+    assert (stored["credit"], row(completion_id="c", reward=1, credit="step")["credit"]) == (None, "step")
 
 
 def test_final_says_otherwise() -> None:
     assert row(completion_id="c", reward=1, final=True)["final"] is True
-    assert (stored["credit"], row(completion_id="c", reward=1, credit="step")["credit"]) == (None, "step")
     assert row(trajectory_id="t", reward=1, final=False)["final"] is False
 
 
@@ -185,7 +185,7 @@ def test_a_demonstration_may_stand_beside_what_the_answer_was_worth() -> None:
 def test_every_body_on_the_page_is_taken() -> None:
     page = Path(__file__).parents[4] / "docs" / "feedback.md"
     bodies = re.findall(r"/feedback -d '([^']+)'", page.read_text(encoding="utf-8"))
-    assert len(bodies) == 9
+    assert len(bodies) == 10
     for body in bodies:
         feedback, _ = read_feedback(body.encode())
         assert all(row_of(one, "default", NOW)["source"] for one in feedback)

@@ -129,3 +129,19 @@ def test_rewards_too_far_apart_for_a_standard_deviation_are_refused() -> None:
     far = {"g": {"a": 1.7e308, "b": -1.7e308, "c": 1.7e308, "d": -1.7e308}}
     with pytest.raises(RewardError, match="group g|step"):
         divisors(far, {}, "group")
+
+
+def test_divided_by_their_mean_rare_successes_weigh_more() -> None:
+    rare, often = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}, {"e": 1.0, "f": 1.0, "g": 1.0, "h": 0.0}
+    assert scaled({"rare": rare, "often": often}, "mean") == pytest.approx(
+        {"a": 3.0, "b": -1.0, "c": -1.0, "d": -1.0, "e": 1 / 3, "f": 1 / 3, "g": 1 / 3, "h": -1.0}
+    )
+
+
+def test_a_group_with_a_negative_reward_is_not_divided_by_its_mean() -> None:
+    assert scaled({"g": {"a": 1.0, "b": -0.5}}, "mean") == {"a": 0.75, "b": -0.75}
+
+
+def test_singles_are_divided_by_the_mean_of_the_step() -> None:
+    assert divisors({"g": {"a": 1.0, "b": 0.0}}, {"s": 0.5}, "mean") == {"a": 0.5, "b": 0.5, "s": 0.5}
+    assert divisors({}, {"s": 0.25, "t": 0.75}, "mean") == {"s": 0.5, "t": 0.5}

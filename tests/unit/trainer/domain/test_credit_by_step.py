@@ -13,7 +13,7 @@ from trainer.domain.row_builder import LARGEST_GAP, StepRows, build_rows
 from trainer.domain.rows import SampledCompletion
 from whetstone.config.trainer import AdvantageScale
 
-WAYS: list[AdvantageScale] = ["none", "group", "batch"]
+WAYS: list[AdvantageScale] = ["none", "group", "batch", "mean"]
 
 
 def member(name: str, turns: int, earned: Mapping[int, float], whole: float = 0.0, **values: Any) -> Member:
