@@ -63,8 +63,8 @@ class TrainerSettings(Section):
     entropy_weight: float = Field(0, ge=0)
     """Weight of the mean entropy, which is subtracted from the loss."""
     advantage_scale: AdvantageScale = "none"
-    """Divide advantages by the standard deviation of the step's rewards (`batch`), of the group's (`group`), by the mean
-    of the group's (`mean`), or not at all."""
+    """Divide advantages by the standard deviation of the step's rewards (`batch`) or of the group's (`group`), by the
+    mean of the group's (`mean`), or not at all."""
     baseline: BaselineName = "group"
     """What rewards are compared with: those of the same group (`group`), or, where several trajectories met the same
     prompt, those of all that did (`state`); docs/training.md has the formula."""
