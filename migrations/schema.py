@@ -538,6 +538,11 @@ steps = Table(
         Float,
         comment="T: share of its sampled tokens that were compared by state; NULL with the baseline `group`",
     ),
+    Column(
+        "effective_share",
+        Float,
+        comment="T: effective sample size of its sampled tokens, as a share of them; NULL where it imitates",
+    ),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     UniqueConstraint("project", "policy", "number"),
     _partial("ix_steps_under_way", "project", "policy", where="ended_at IS NULL"),

@@ -290,7 +290,7 @@ VIEWS = (
         "reward_spread advantage_spread loss_function loss kl entropy mismatch_k3 fresh_share masked_share grad_norm "
         "learning_rate completions rows sampled_tokens read_tokens tokens_per_s seconds phases discarded config error "
         "kept attempt asked_at imitates day created_at ended_at decided_share support_disagreements "
-        "state_share",
+        "state_share effective_share",
         step="its number, from 1 for each policy",
         kind="grpo | sft",
         groups="how many it claimed",

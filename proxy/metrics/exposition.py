@@ -33,6 +33,7 @@ OF_LAST_STEP = {
     "kl": "whetstone_step_kl",
     "entropy": "whetstone_step_entropy",
     "masked_share": "whetstone_step_masked_share",
+    "effective_share": "whetstone_step_effective_share",
     "decided_share": "whetstone_step_decided_share",
     "state_share": "whetstone_step_state_share",
     "support_disagreements": "whetstone_step_support_disagreements",

@@ -37,7 +37,7 @@ _WAITING = (GroupState.CLOSED, GroupState.SCORED)
 FIGURES = (
     s.loss, s.reward_mean, s.advantage_spread, s.kl, s.entropy, s.masked_share, s.mismatch_k3, s.grad_norm,
     s.learning_rate, s.tokens_per_s, s.seconds, s.completions, s.rows, s.read_tokens, s.decided_share,
-    s.support_disagreements, s.state_share,
+    s.support_disagreements, s.state_share, s.effective_share,
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from whetstone.observability import metric_names
 
 FIGURES: dict[str, Any] = {
     "loss": -0.25, "reward_mean": 0.5, "advantage_spread": 0.4, "kl": 0.01, "entropy": 2.0, "masked_share": 0.125,
-    "decided_share": 0.25, "support_disagreements": 2, "state_share": 0.75,
+    "decided_share": 0.25, "support_disagreements": 2, "state_share": 0.75, "effective_share": 0.5,
     "mismatch_k3": 1e-5, "grad_norm": 3.0, "learning_rate": 1e-3, "tokens_per_s": 40.0, "seconds": 5.0,
     "completions": 16, "rows": 4, "read_tokens": 900, "sampled_tokens": 200, "phases": {"train": 3.5, "write": 0.25},
 }  # fmt: skip

@@ -27,6 +27,9 @@ class StepFigures:
     """Share of the tokens that version_in sampled."""
     masked_share: float
     """Share of the tokens whose policy term the loss masked out."""
+    effective_share: float | None
+    """Effective sample size of the tokens as a share of them: (Σ r)² / (n Σ r²) with r the probability of a token,
+    trainer to server (Kish, Survey Sampling, 1965). None where answers are imitated."""
     grad_norm: float
     """Before clipping; the largest of the step's updates."""
     sampled_tokens: int
@@ -56,7 +59,7 @@ def step_columns(
     """Return all figures of a step of that `kind` (grpo | sft) after its update, by column of `steps`."""
     rewards = [member.reward for member in members]
     # Imitated answers were not sampled and are never masked, so these shares would mean nothing.
-    unsampled = {"fresh_share": None, "masked_share": None} if kind == "sft" else {}
+    unsampled = dict.fromkeys(("fresh_share", "masked_share", "effective_share")) if kind == "sft" else {}
     return {
         **asdict(figures),
         **unsampled,

@@ -16,7 +16,7 @@ UNFINISHED = ("claimed", "trained", "loaded", "waiting_gate")
 FIGURES = (
     "version_in", "version_out", "groups", "trajectories", "baselined", "completions", "rows", "sampled_tokens",
     "read_tokens", "reward_mean", "reward_spread", "advantage_spread", "loss", "kl", "entropy", "mismatch_k3",
-    "fresh_share", "masked_share", "grad_norm", "learning_rate", "tokens_per_s", "seconds",
+    "fresh_share", "masked_share", "effective_share", "grad_norm", "learning_rate", "tokens_per_s", "seconds",
 )  # fmt: skip
 """Columns of `steps` that are one number for the whole step."""
 

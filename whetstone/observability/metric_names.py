@@ -177,6 +177,11 @@ DATABASE = (
         "policy",
     ),
     _gauge(
+        "whetstone_step_effective_share",
+        "Effective sample size of its sampled tokens, as a share of them. Of the last step.",
+        "policy",
+    ),
+    _gauge(
         "whetstone_step_decided_share",
         "Share of its sampled tokens that constraints decided. Of the last step.",
         "policy",

@@ -109,8 +109,8 @@ class Accumulation:
         """Add the rows' gradient and sums; return False, and add nothing, where memory runs out."""
         before = self._take_gradients()
         try:
-            sums_8, read = self._objective.backward(terms, places)
-            figures = sums_8.tolist()
+            sums_10, read = self._objective.backward(terms, places)
+            figures = sums_10.tolist()
         except Exception as error:
             self._put_gradients(before)
             if not memory.ran_out(error):

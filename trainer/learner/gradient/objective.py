@@ -60,12 +60,16 @@ class Sums:
     """Tokens that `mismatch` is over."""
     fresh: float = 0.0
     masked: float = 0.0
+    ratios: float = 0.0
+    """Of trainer to server, over tokens; 0 where answers are imitated."""
+    squares: float = 0.0
+    """Of the ratios."""
     read: float = 0.0
     """Tokens of the forward passes."""
 
-    def add(self, sums_8: Sequence[float], read: int) -> None:
+    def add(self, sums_10: Sequence[float], read: int) -> None:
         """Add a micro-batch: all fields but the last, and its tokens."""
-        loss, kl, measured, entropy_sum, mismatch, compared, fresh, masked = sums_8
+        loss, kl, measured, entropy_sum, mismatch, compared, fresh, masked, ratios, squares = sums_10
         self.loss += loss
         self.kl += kl
         self.measured += measured
@@ -74,6 +78,8 @@ class Sums:
         self.compared += compared
         self.fresh += fresh
         self.masked += masked
+        self.ratios += ratios
+        self.squares += squares
         self.read += read
 
 
@@ -94,7 +100,7 @@ class Objective:
         return Terms(rows, self._weights(rows, tokens, kind), self._measured(rows), tokens, version_in, kind)
 
     def backward(self, terms: Terms, places: Sequence[int]) -> tuple[Tensor, int]:
-        """Add the gradient of these rows as one micro-batch. Return the first eight of `Sums` over it, and its tokens.
+        """Add the gradient of these rows as one micro-batch. Return the first ten of `Sums` over it, and its tokens.
 
         Raises:
             RowError: a row begins with a sampled token.
@@ -115,7 +121,8 @@ class Objective:
             fresh_S = batch.versions_S == terms.version_in
             # Where a grammar acted, the server's logprobs and the trainer's are not of the same distribution.
             compared_S = fresh_S & batch.served_S
-            sums_8 = torch.stack(
+            ratios_S = _ratios(batch, read.logprobs_S) if terms.kind == "grpo" else losses_S.new_zeros(1)
+            sums_10 = torch.stack(
                 [
                     loss.detach(),
                     kl_M.sum(),
@@ -125,9 +132,11 @@ class Objective:
                     compared_S.sum().float(),
                     fresh_S.sum().float(),
                     policy.masked_S.sum().float(),
+                    ratios_S.sum(),
+                    ratios_S.square().sum(),
                 ]
             )
-        return sums_8, batch.token_ids_BT.numel()
+        return sums_10, batch.token_ids_BT.numel()
 
     def policy_loss(self, batch: MicroBatch, trainer_S: Tensor, kind: Kind) -> PolicyLoss:
         """Return the loss of each sampled token without the terms for KL and entropy."""
@@ -194,6 +203,7 @@ def figures_of(parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float,
     """Return the figures of a step from the terms and the sums of each of its updates."""
     tokens = sum(terms.tokens for terms in parts)
     measured = sum(sums.measured for sums in summed)
+    squares = sum(sums.squares for sums in summed)
     first = summed[0]  # after its update the weights are no longer those that the server sampled with
     return StepFigures(
         loss=sum(sums.loss * terms.tokens for sums, terms in zip(summed, parts, strict=True)) / tokens,
@@ -202,6 +212,7 @@ def figures_of(parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float,
         mismatch_k3=first.mismatch / first.compared if first.compared else None,
         fresh_share=sum(sums.fresh for sums in summed) / tokens,
         masked_share=sum(sums.masked for sums in summed) / tokens,
+        effective_share=sum(sums.ratios for sums in summed) ** 2 / squares / tokens if squares else None,
         grad_norm=grad_norm,
         sampled_tokens=tokens,
         read_tokens=int(sum(sums.read for sums in summed)),
@@ -214,3 +225,8 @@ def _mismatch(batch: MicroBatch, trainer_S: Tensor) -> Tensor:
     """Return k3 of server to trainer for each token; a ratio counts as at most LARGEST_RATIO."""
     most_S = batch.inference_logprobs_S + math.log(LARGEST_RATIO)
     return k3(batch.inference_logprobs_S, torch.minimum(trainer_S, most_S))
+
+
+def _ratios(batch: MicroBatch, trainer_S: Tensor) -> Tensor:
+    """Return the probability of each token, trainer to server; at most LARGEST_RATIO."""
+    return (trainer_S - batch.inference_logprobs_S).clamp(max=math.log(LARGEST_RATIO)).exp()

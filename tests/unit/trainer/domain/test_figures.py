@@ -17,8 +17,8 @@ from trainer.learner.losses import k3
 from whetstone.config.trainer import TrainerSettings
 
 FIGURES = StepFigures(
-    loss=0.1, kl=0.2, entropy=1.0, mismatch_k3=None, fresh_share=0.0, masked_share=0.25, grad_norm=2.0,
-    sampled_tokens=6, read_tokens=24, rows=3, learning_rate=0.5,
+    loss=0.1, kl=0.2, entropy=1.0, mismatch_k3=None, fresh_share=0.0, masked_share=0.25,
+    effective_share=0.5, grad_norm=2.0, sampled_tokens=6, read_tokens=24, rows=3, learning_rate=0.5,
 )  # fmt: skip
 LOGPROBS = st.lists(st.tuples(st.floats(-50, 0), st.floats(-50, 0)), min_size=1, max_size=20)
 
@@ -59,8 +59,8 @@ def test_advantages_of_trajectories_that_are_left_out_do_not_spread_it() -> None
 def test_a_supervised_step_tells_nothing_of_rewards_and_sampling() -> None:
     columns = step_columns(FIGURES, [], build_rows([], 64), "sft", TrainerSettings(loss="gspo"))
     assert columns["loss_function"] == "nll"
-    of_sampling = ("reward_mean", "reward_spread", "advantage_spread", "fresh_share", "masked_share")
-    assert [columns[name] for name in of_sampling] == [None] * 5
+    of_sampling = ("reward_mean", "reward_spread", "advantage_spread", "fresh_share", "masked_share", "effective_share")
+    assert [columns[name] for name in of_sampling] == [None] * 6
 
 
 def test_spreads_are_those_of_the_population() -> None:
