@@ -35,6 +35,8 @@ ENOUGH = 0.9
 EVALUATED = 200
 """Walks that measure the success of a version; they are not trained on."""
 MOST_SHARE = 0.5
+LEARNING_RATE = 1e-3
+"""What `up` chooses for a model of this size."""
 
 Turn = tuple[tuple[int, ...], int, float]
 """Prompt, answer, and its logprob in nats."""
@@ -49,12 +51,12 @@ class Walker(Player):
         return int(right)
 
     @torch.inference_mode()
-    def walk(self, number: int, turns: int = TURNS) -> list[list[Turn]]:
-        """Return the first turns of so many walks."""
+    def walk(self, number: int, turns: int | None = None) -> list[list[Turn]]:
+        """Return the first turns of so many walks; None: all of them."""
         walks: list[list[Turn]] = [[] for _ in range(number)]
         cache = DynamicCache()
         prompts: list[tuple[int, ...]] = [()] * number
-        for turn in range(turns):
+        for turn in range(TURNS if turns is None else turns):
             asked = self._asked(turn)
             shown = [(*((walk[-1][1],) if walk else ()), *asked) for walk in walks]
             logits_NV = self._model(torch.tensor(shown), past_key_values=cache, use_cache=True, logits_to_keep=1).logits
@@ -119,7 +121,7 @@ def main() -> int:
     figures: list[dict[str, Any]] = []
     faults = []
     for seed in range(args.seeds):
-        settings = load(environment={}, seed=seed, trainer__threads=1)
+        settings = load(environment={}, seed=seed, trainer__threads=1, trainer__learning_rate=LEARNING_RATE)
         by_step, step_curve = learn(settings, args.decisive, True, args.most_steps)
         whole, whole_curve = learn(settings, args.decisive, False, args.most_steps)
         at_least = whole or args.most_steps * GROUPS * MEMBERS
