@@ -199,6 +199,9 @@ def _rounded(value: Any) -> Any:
 
 
 def _git(*arguments: str) -> str:
-    """Return what git answers; empty outside of a repository."""
-    run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    """Return what git answers; empty outside of a repository, and where there is no git."""
+    try:
+        run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
     return run.stdout.strip()
