@@ -6,8 +6,10 @@ of them is on the device during a step. The LoRA and the moments of its optimize
 
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -71,32 +73,44 @@ class Residence:
         if self._depth:
             yield
             return
-        host_of = dict(zip(self._base, self._host, strict=True))
-        parts = _parts(self._model)
-        passing = {weight for part in parts for weight in part.parameters() if weight in host_of}
-        passing -= {weight for weight in passing if sum(weight in set(part.parameters()) for part in parts) > 1}
-        passing -= _weights_of_head(self._model)
+        weights_of = self._passing_weights
 
         def come(part: torch.nn.Module, _inputs: Any) -> None:
-            for weight in part.parameters():
-                if weight in passing:
-                    weight.data = _copy(host_of[weight], self._device)
+            for weight, host in weights_of[part]:
+                weight.data = _copy(host, self._device)
 
         def go(part: torch.nn.Module, _inputs: Any, _output: Any) -> None:
-            for weight in part.parameters():
-                if weight in passing:
-                    weight.data = host_of[weight]
+            for weight, host in weights_of[part]:
+                weight.data = host
 
+        passing = {weight for weights in weights_of.values() for weight, _ in weights}
         with ExitStack() as stack:
             stack.callback(self._leave)
-            for part in parts:
+            for part in weights_of:
                 stack.callback(part.register_forward_pre_hook(come).remove)
                 stack.callback(part.register_forward_hook(go).remove)
-            for weight in self._base:
+            for weight, host in zip(self._base, self._host, strict=True):
                 if weight not in passing:
-                    weight.data = _copy(host_of[weight], self._device)
+                    weight.data = _copy(host, self._device)
             self._move_lora(self._device)
             yield
+
+    @cached_property
+    def _passing_weights(self) -> dict[torch.nn.Module, list[tuple[torch.nn.Parameter, Tensor]]]:
+        """The parts that can pass, and of each the weights that come and go with it, with their copies on the host.
+
+        Weights of several parts, and those of the head, stay.
+        """
+        host_of = dict(zip(self._base, self._host, strict=True))
+        weights_of = {part: list(part.parameters()) for part in _parts(self._model)}
+        parts_with = Counter(weight for weights in weights_of.values() for weight in weights)
+        head = _weights_of_head(self._model)
+        return {
+            part: [
+                (one, host_of[one]) for one in weights if one in host_of and parts_with[one] == 1 and one not in head
+            ]
+            for part, weights in weights_of.items()
+        }
 
     def _leave(self) -> None:
         for weight, host in zip(self._base, self._host, strict=True):

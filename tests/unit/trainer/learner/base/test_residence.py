@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from trainer.domain.rows import Row
 from trainer.errors import RowError
 from trainer.learner.base.residence import HostWeights, Residence
+from trainer.learner.base import residence
 from trainer.learner.learner import Learner
 from whetstone.config.trainer import TrainerSettings
 
@@ -109,6 +110,13 @@ def test_to_read_a_probe_the_layers_pass_one_by_one(tmp_path: Path, tiny_model: 
     with Peak() as peak:
         learner.logprobs([1, 2, 3], [4, 5])
     assert layer_bytes <= peak.most <= 2 * layer_bytes + rest + lora_bytes < 12 * layer_bytes
+
+
+def test_which_layers_pass_is_found_out_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner.fresh(tiny_model, LEAVES, seed=1)
+    first = learner.logprobs([1, 2, 3], [4, 5])
+    monkeypatch.setattr(residence, "_parts", None)
+    assert learner.logprobs([1, 2, 3], [4, 5]) == first
 
 
 def test_learners_on_one_base_share_the_hosts_block_which_the_next_base_frees(
