@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from trainer.domain.rows import Row
 from trainer.errors import RowError
-from trainer.learner.base.residence import HostWeights, Residence
 from trainer.learner.base import residence
+from trainer.learner.base.residence import HostWeights, Residence
 from trainer.learner.learner import Learner
 from whetstone.config.trainer import TrainerSettings
 
