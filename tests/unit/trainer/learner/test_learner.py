@@ -194,9 +194,11 @@ def test_what_the_server_said_of_its_own_version_is_no_mismatch(tiny_model: Path
 def test_one_token_that_became_likelier_leaves_fewer_effective_ones(tiny_model: Path, make_rows: MakeRows) -> None:
     learner = moved(tiny_model, SETTINGS, make_rows(4))
     (row,) = make_rows(1, seed=5)
-    said = [math.nan, *learner.logprobs(row.token_ids_T[:1], row.token_ids_T[1:])]
-    said[row.sampled_T.index(True)] -= math.log(3)
-    figures = learner.step([replace(row, inference_logprobs_T=tuple(said), temperatures_T=(1.0,) * len(said))], 4)
+    logprobs = [math.nan, *learner.logprobs(row.token_ids_T[:1], row.token_ids_T[1:])]
+    logprobs[row.sampled_T.index(True)] -= math.log(3)
+    figures = learner.step(
+        [replace(row, inference_logprobs_T=tuple(logprobs), temperatures_T=(1.0,) * len(logprobs))], 4
+    )
     others = sum(row.sampled_T) - 1
     assert figures.effective_share == pytest.approx((3 + others) ** 2 / (9 + others) / (1 + others))
 
