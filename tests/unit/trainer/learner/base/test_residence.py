@@ -112,7 +112,7 @@ def test_to_read_a_probe_the_layers_pass_one_by_one(tmp_path: Path, tiny_model: 
     assert layer_bytes <= peak.most <= 2 * layer_bytes + rest + lora_bytes < 12 * layer_bytes
 
 
-def test_which_layers_pass_is_found_out_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_layers_pass_is_computed_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Learner.fresh(tiny_model, LEAVES, seed=1)
     first = learner.logprobs([1, 2, 3], [4, 5])
     monkeypatch.setattr(residence, "_parts", None)
