@@ -59,7 +59,7 @@ PLAIN = frozenset(
         *("id", "group_id", "trajectory_id", "completion_id", "tail_completion_id", "left_group_id", "continues"),
         *("policy", "task", "split", "state", "formed_by", "compared_with", "prompt_hash", "target_kind", "target_id"),
         *("why_not_trained", "reason", "source", "reward_source", "rewards", "parts", "code_parts", "judge"),
-        "idempotency_key",
+        *("idempotency_key", "credit"),
     }
 )
 """Texts and JSON that whoever gives feedback may read: ids, labels, numbers, and what it said of rewards itself."""
