@@ -113,7 +113,9 @@ def measured(shape: str, chosen: argparse.Namespace) -> dict[str, Any]:
         device=chosen.device, micro_batch_tokens=chosen.budget, attention=chosen.attention, measure_kl=False
     )
     with tempfile.TemporaryDirectory() as folder:
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+        # On the device: a CPU draws the weights of 7B for minutes.
+        with torch.device(chosen.device):
+            AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
         learner = Learner.fresh(Path(folder), settings, seed=0)
     with Peak(chosen.device) as peak:
         figures = learner.step(rows, 0)  # compiles, and warms up
