@@ -36,17 +36,17 @@ def cpu_s(pid: int) -> float:
 
 def memory_bytes(pid: int | str, field: str = "VmRSS") -> int:
     """Return its resident memory, or the maximum of that (`VmHWM`)."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+    return _bytes(pid, "status", field)
 
 
 def share_of_memory_bytes(pid: int) -> int:
     """Return its resident memory, where a page that several processes have counts in parts (Pss): sums are true."""
+    return _bytes(pid, "smaps_rollup", "Pss")
+
+
+def _bytes(pid: int | str, file: str, field: str) -> int:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)

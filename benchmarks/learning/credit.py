@@ -8,6 +8,7 @@ attempts in a step. Exit 0 only if with credit by step at most half as many atte
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from transformers import DynamicCache
 
 from benchmarks.kit.check import verdict
 from benchmarks.kit.options import parser_of
-from benchmarks.learning.games.player import Player, game
+from benchmarks.learning.games.player import Game, Player, Turn, game
 from trainer.domain.claims import Member
 from trainer.domain.row_builder import build_rows
-from trainer.domain.rows import SampledCompletion
 from trainer.learner.learner import Learner
 from whetstone.config.settings import STARTER, Settings, load
 
@@ -37,9 +37,6 @@ EVALUATED = 200
 MOST_SHARE = 0.5
 LEARNING_RATE = 1e-3
 """What `up` chooses for a model of this size."""
-
-Turn = tuple[tuple[int, ...], int, float]
-"""Prompt, answer, and its logprob in nats."""
 
 
 class Walker(Player):
@@ -61,11 +58,9 @@ class Walker(Player):
             shown = [(*((walk[-1][1],) if walk else ()), *asked) for walk in walks]
             logits_NV = self._model(torch.tensor(shown), past_key_values=cache, use_cache=True, logits_to_keep=1).logits
             logprobs_NV = logits_NV[:, -1].float().log_softmax(-1)
-            answers_N1 = torch.multinomial(logprobs_NV.exp(), 1, generator=self._random)
-            answers, logprobs = answers_N1[:, 0].tolist(), logprobs_NV.gather(1, answers_N1)[:, 0].tolist()
             prompts = [(*prompt, *added) for prompt, added in zip(prompts, shown, strict=True)]
-            for walk, prompt, answer, logprob in zip(walks, prompts, answers, logprobs, strict=True):
-                walk.append((prompt, answer, min(logprob, 0.0)))
+            for walk, prompt, (answer, logprob) in zip(walks, prompts, self._answers(logprobs_NV), strict=True):
+                walk.append((prompt, answer, logprob))
         return walks
 
     def _asked(self, turn: int) -> tuple[int, ...]:
@@ -77,12 +72,8 @@ def member(
     name: str, group: str, walk: Sequence[Turn], decisive: int, right: int, version: int, by_step: bool
 ) -> Member:
     """Return a walk as a step's trajectory."""
-    reward = float(walk[decisive][1] == right)
-    completions = tuple(
-        SampledCompletion(f"{name}.{turn}", prompt, (answer,), (logprob,), version, 1.0, turn=turn)
-        for turn, (prompt, answer, logprob) in enumerate(walk)
-    )
-    return Member(name, group, reward, completions, step_rewards={decisive: reward} if by_step else {})
+    whole = Game(name, group, "", BOARD, turns=list(walk), won=walk[decisive][1] == right).member(version)
+    return replace(whole, step_rewards={decisive: whole.reward} if by_step else {})
 
 
 def learn(settings: Settings, decisive: int, by_step: bool, most_steps: int) -> tuple[int | None, list[float]]:

@@ -11,6 +11,7 @@ from statistics import fmean
 
 from judge.decisions.model import DRAWN, EVALUATION, OVER, Group, Rules, Trajectory
 from whetstone.config.rewards import RewardSettings, RulerSettings
+from whetstone.domain.states import FEEDBACK_SOURCES
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 OURS = frozenset(
@@ -29,8 +30,6 @@ OURS = frozenset(
 )
 """The reasons that are decided here. Any other was written by the proxy or the trainer, and stays."""
 FUNCTIONS_FIRST = "its reward functions have not run yet"
-FEEDBACK_SOURCES = frozenset({"trajectory", "completions", "steps", "group"})
-"""Sources of a reward that came from the app itself."""
 
 Decided = tuple[Group, list[Trajectory]]
 """A group and its members, with their present states."""

@@ -12,6 +12,7 @@ from trainer.domain.constraints import Constraints
 from trainer.domain.eligible_groups import Candidate
 from trainer.domain.rows import SampledCompletion
 from whetstone.database.engine import chunks
+from whetstone.domain.states import FEEDBACK_SOURCES
 
 COLDEST = 0.01
 """The lowest temperature that vLLM samples with, for any lower setting (`_MAX_TEMP` of its sampling parameters)."""
@@ -19,8 +20,6 @@ ON_ONE_SCALE = ("trajectory", "completions", "steps", "code", "failure")
 """Sources of rewards that mean the same in every group. Those that an app or a judge gave to a group as a whole may be
 ranks, which say nothing beyond it.
 """
-WITH_STEPS = ("trajectory", "completions", "steps", "group")
-"""Sources of rewards that contain what was earned at steps; a veto or a failure replaces them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,8 @@ def _reward_scales(connection: Connection, project: str, trajectory_ids: Collect
 def _step_rewards(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, dict[int, float]]:
     """Return what was earned at each turn, by trajectory: the last feedback on a completion counts, as for its reward.
 
-    A claim freezes a trajectory's feedback, so a step that is taken over reads the same.
+    A veto, or the reward of a failure, replaces all of it. A claim freezes a trajectory's feedback, so a step that is
+    taken over reads the same.
     """
     t, f, c = schema.trajectories.c, schema.feedback.c, schema.completions.c
     query = (
@@ -126,7 +126,7 @@ def _step_rewards(connection: Connection, project: str, trajectory_ids: Collecti
         .join(schema.completions, and_(c.project == f.project, c.id == f.completion_id))
         .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
         .where(f.project == project, f.credit == "step", f.reward.is_not(None))
-        .where(f.state.in_(("applied", "used")), t.reward_source.in_(WITH_STEPS))
+        .where(f.state.in_(("applied", "used")), t.reward_source.in_(FEEDBACK_SOURCES))
         .order_by(f.created_at, f.id)
     )
     last: dict[tuple[str, str], tuple[int, float]] = {}

@@ -92,6 +92,10 @@ class StepState(StrEnum):
     """An error ended it before its version was served."""
 
 
+FEEDBACK_SOURCES = frozenset({"trajectory", "completions", "steps", "group"})
+"""`reward_source` of a reward that came from the app itself; it contains what was earned at steps."""
+
+
 class FeedbackState(StrEnum):
     """What has happened to a piece of feedback."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from trainer.domain.claims import Member
@@ -20,6 +21,9 @@ from trainer.domain.rows import SampledCompletion
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "whetstone" / "demo" / "tictactoe"))
 
 import game
+
+Turn = tuple[tuple[int, ...], int, float]
+"""Prompt, id of the answer, and its logprob in nats."""
 
 
 @dataclass
@@ -35,14 +39,13 @@ class Game:
     read: int = 0
     place: int = 0
     """So many of the prompt's ids are in this row of the cache."""
-    turns: list[tuple[tuple[int, ...], int, float]] = field(default_factory=list)
-    """Prompt, id of the answer, and its logprob in nats, for each turn."""
+    turns: list[Turn] = field(default_factory=list)
     won: bool = False
 
     def member(self, version: int) -> Member:
         """Return the game as a step's trajectory, as sampled by that version."""
         completions = tuple(
-            SampledCompletion(f"{self.name}.{turn}", prompt, (answer,), (logprob,), version, 1.0)
+            SampledCompletion(f"{self.name}.{turn}", prompt, (answer,), (logprob,), version, 1.0, turn=turn)
             for turn, (prompt, answer, logprob) in enumerate(self.turns)
         )
         return Member(self.name, self.group, float(self.won), completions, reward_scale="tictactoe")
@@ -93,13 +96,17 @@ class Player:
             logits_UV = self._model(ids_UT, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
             places = {prompt: place for place, prompt in enumerate(unique)}
             logprobs_GV = logits_UV.float().log_softmax(-1)[[places[one.prompt] for one in going]]
-            sampled_G1 = torch.multinomial(logprobs_GV.exp(), 1, generator=self._random)
-            answers_G1 = logprobs_GV.argmax(-1, keepdim=True) if greedy else sampled_G1
-            answers = zip(answers_G1[:, 0].tolist(), logprobs_GV.gather(1, answers_G1)[:, 0].tolist(), strict=True)
-            for one, (answer, logprob) in zip(going, answers, strict=True):
-                one.turns.append((one.prompt, answer, min(logprob, 0.0)))
+            for one, (answer, logprob) in zip(going, self._answers(logprobs_GV, greedy), strict=True):
+                one.turns.append((one.prompt, answer, logprob))
                 one.place, one.read = places[one.prompt], len(one.prompt)
             going = [one for one in going if self._goes_on(one)]
+
+    def _answers(self, logprobs_GV: Tensor, greedy: bool = False) -> list[tuple[int, float]]:
+        """Return an answer from each distribution, with its logprob in nats."""
+        sampled_G1 = torch.multinomial(logprobs_GV.exp(), 1, generator=self._random)
+        answers_G1 = logprobs_GV.argmax(-1, keepdim=True) if greedy else sampled_G1
+        logprobs_G = logprobs_GV.gather(1, answers_G1)[:, 0].clamp(max=0.0)
+        return list(zip(answers_G1[:, 0].tolist(), logprobs_G.tolist(), strict=True))
 
     def _goes_on(self, one: Game) -> bool:
         """Move as the last answer says; return whether the game goes on."""

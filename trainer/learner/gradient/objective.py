@@ -21,7 +21,7 @@ from trainer.learner.micro_batches import MicroBatch
 from whetstone.config.trainer import Kind, TrainerSettings
 
 LARGEST_RATIO = 1000.0
-"""Of trainer to server, in `mismatch_k3`: one token that the server all but excluded must not make it infinite."""
+"""Of trainer to server, in a step's figures: one token that the server all but excluded must not make them infinite."""
 LEAST_MEASURED_TOKENS = 128
 """Sampled tokens on which the distance from the base model is measured where an update has as many: of a few tokens,
 one that the base model rarely writes is most of the mean.
@@ -121,14 +121,15 @@ class Objective:
             fresh_S = batch.versions_S == terms.version_in
             # Where a grammar acted, the server's logprobs and the trainer's are not of the same distribution.
             compared_S = fresh_S & batch.served_S
-            ratios_S = _ratios(batch, read.logprobs_S) if terms.kind == "grpo" else losses_S.new_zeros(1)
+            bounded_S = _bounded(batch, read.logprobs_S)
+            ratios_S = (bounded_S - batch.inference_logprobs_S).exp() if terms.kind == "grpo" else losses_S.new_zeros(1)
             sums_10 = torch.stack(
                 [
                     loss.detach(),
                     kl_M.sum(),
                     losses_S.new_tensor(float(len(kl_M))),
                     read.entropies_S.sum(),
-                    _mismatch(batch, read.logprobs_S)[compared_S].sum(),
+                    k3(batch.inference_logprobs_S, bounded_S)[compared_S].sum(),
                     compared_S.sum().float(),
                     fresh_S.sum().float(),
                     policy.masked_S.sum().float(),
@@ -221,12 +222,6 @@ def figures_of(parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float,
     )
 
 
-def _mismatch(batch: MicroBatch, trainer_S: Tensor) -> Tensor:
-    """Return k3 of server to trainer for each token; a ratio counts as at most LARGEST_RATIO."""
-    most_S = batch.inference_logprobs_S + math.log(LARGEST_RATIO)
-    return k3(batch.inference_logprobs_S, torch.minimum(trainer_S, most_S))
-
-
-def _ratios(batch: MicroBatch, trainer_S: Tensor) -> Tensor:
-    """Return the probability of each token, trainer to server; at most LARGEST_RATIO."""
-    return (trainer_S - batch.inference_logprobs_S).clamp(max=math.log(LARGEST_RATIO)).exp()
+def _bounded(batch: MicroBatch, trainer_S: Tensor) -> Tensor:
+    """Return the trainer's logprobs, of which a token is at most LARGEST_RATIO times likelier than on the server."""
+    return torch.minimum(trainer_S, batch.inference_logprobs_S + math.log(LARGEST_RATIO))
