@@ -35,7 +35,7 @@ EXAMPLE_TASKS = {
             settings=OF_NOVICE | {"trainer__baseline": "state", "trainer__max_groups_per_step": 24},
         ),
         replace(
-            _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=1),
+            _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=0.3),
             settings=OF_NOVICE | {"trainer__groups_per_step": 16},
         ),
         _of_novice("codenames", "won", "margin", steps=40, pause_s=1.7),
