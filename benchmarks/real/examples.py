@@ -38,7 +38,7 @@ EXAMPLE_TASKS = {
         ),
         replace(
             _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=0.3),
-            settings=OF_NOVICE | {"trainer__groups_per_step": 16},
+            settings=OF_NOVICE | {"trainer__groups_per_step": 16, "trainer__step_waits_s": 20},
         ),
         _of_novice("codenames", "won", "margin", steps=40, pause_s=1.7),
         _of_novice("mcp", "solved", "reward", steps=24, pause_s=0.6),
