@@ -511,7 +511,7 @@ steps = Table(
     Column(
         "baselined", Integer, comment="T: of its trajectories, those compared with a running mean instead of a group"
     ),
-    Column("kind", Text, comment="T: grpo | sft; NULL of steps before there were two"),
+    Column("kind", Text, comment="T: grpo | kto | dpo | sft; NULL of steps before there were two"),
     Column("asked_at", Utc, comment="T: when it was asked for by hand; NULL where it was due by itself"),
     Column("loss_function", Text, comment="T: dppo_tv | cispo | dapo | grpo | dr_grpo | gspo | nll"),
     Column("learning_rate", Float, comment="T: the optimizer's"),

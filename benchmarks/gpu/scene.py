@@ -18,7 +18,7 @@ from rich.console import Console
 from benchmarks.gpu.cards import Peak, Peaks
 from benchmarks.gpu.load import ANSWER_TOKENS, Answer, Load, first_token_s, longest_silence_s, tokens_per_s
 from benchmarks.kit.process import ROOT
-from trainer.domain.parity import SMALLEST_K3
+from trainer.domain.gate.parity import SMALLEST_K3
 from whetstone.config.settings import Settings, as_environment, load
 from whetstone.database.engine import connect
 from whetstone.memory.training import TRAINER_BYTES

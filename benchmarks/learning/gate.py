@@ -1,4 +1,4 @@
-"""How often the gate's tests err: `trainer.domain.verdict` on simulated rewards whose true loss is known.
+"""How often the gate's tests err: `trainer.domain.gate.verdict` on simulated rewards whose true loss is known.
 
 Prints, for each test and true loss, the share of runs that reject with its standard error, and how many of the
 candidate's groups a run took. Exits 0 only if a loss of `gate.smallest_loss` is caught in `gate.power` of the runs of
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kit.options import parser_of
-from trainer.domain.verdict import Moments, Verdict, compared, paired, samples_needed, watched
+from trainer.domain.gate.verdict import Moments, Verdict, compared, paired, samples_needed, watched
 from whetstone.config.gate import GateSettings
 
 Floats = npt.NDArray[np.float64]

@@ -106,6 +106,11 @@ def main() -> int:
             "--steps": {"type": int, "default": 20, "help": "steps to take"},
             "--singles": {"type": int, "default": SINGLES_PER_STEP, "help": "answers with a thumb in a step"},
             "--questions": {"type": int, "default": 600, "help": "held-out questions to each of the two versions"},
+            "--objective": {
+                "choices": ("grpo", "kto"),
+                "default": "grpo",
+                "help": "what a step makes of thumbs: compare each with its baseline, or KTO",
+            },
             "--seed": {"type": int, "default": 0, "help": "of the adapter, the sampling and the questions"},
             "--enough": {
                 "type": float,
@@ -119,7 +124,7 @@ def main() -> int:
     add_vllm_argument(parser)
     args = parser.parse_args()
     with opened("thumbs", args.data, width=None) as (data, console), borrowed_vllm(args.vllm) as given:
-        settings = settings_of(data, args.seed, args.singles, **given)
+        settings = settings_of(data, args.seed, args.singles, trainer__objective=args.objective, **given)
         began = time.monotonic()
         outcome = run(settings, args.steps, args.questions, shuffle=args.shuffle_rewards, console=console)
     table = Table("held-out questions", "liked", "95 % interval", title=f"{args.questions} boards, the same for both")

@@ -9,7 +9,7 @@ from fastapi import Response
 from msgspec import Meta
 
 from proxy.errors import BadRequest, NotJson
-from whetstone.config.trainer import BEST, DEMONSTRATIONS, Kind
+from whetstone.config.trainer import BEST, DEMONSTRATIONS
 
 DEFAULT_LIMIT = 64
 MAX_LIMIT = 10_000
@@ -49,9 +49,12 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
-    """The kind of step and its data. Without a body: a policy-gradient step on the groups that are ready."""
+    """The kind of step and its data. Without a body: a step on the groups that are ready."""
 
-    kind: Annotated[Kind, Meta(description="`sft` imitates examples instead of weighing trajectories.")] = "grpo"
+    kind: Annotated[
+        Literal["grpo", "sft"],
+        Meta(description="`grpo` learns from rewards, as `trainer.objective` says; `sft` imitates examples."),
+    ] = "grpo"
     source: Annotated[
         str | None,
         Meta(

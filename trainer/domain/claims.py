@@ -52,7 +52,7 @@ class StepLease:
     attempt: int
     """The fencing token."""
     kind: Kind
-    """grpo, or sft: it imitates examples instead of weighing trajectories."""
+    """sft: it imitates examples; the others learn from the rewards of trajectories."""
     version_in: int
     version_out: int
 

@@ -29,7 +29,7 @@ class StepFigures:
     """Share of the tokens whose policy term the loss masked out."""
     effective_share: float | None
     """Effective sample size of the tokens as a share of them: (Σ r)² / (n Σ r²) with r the probability of a token,
-    trainer to server (Kish, Survey Sampling, 1965). None where answers are imitated."""
+    trainer to server (Kish, Survey Sampling, 1965). None but in steps of the kind grpo."""
     grad_norm: float
     """Before clipping; the largest of the step's updates."""
     sampled_tokens: int
@@ -56,14 +56,14 @@ class EndedStep:
 def step_columns(
     figures: StepFigures, members: Sequence[Member], taught: StepRows, kind: str, settings: TrainerSettings
 ) -> dict[str, Any]:
-    """Return all figures of a step of that `kind` (grpo | sft) after its update, by column of `steps`."""
+    """Return all figures of a step of that `kind` after its update, by column of `steps`."""
     rewards = [member.reward for member in members]
     # Imitated answers were not sampled and are never masked, so these shares would mean nothing.
     unsampled = dict.fromkeys(("fresh_share", "masked_share", "effective_share")) if kind == "sft" else {}
     return {
         **asdict(figures),
         **unsampled,
-        "loss_function": settings.loss if kind == "grpo" else "nll",
+        "loss_function": {"grpo": settings.loss, "sft": "nll"}.get(kind, kind),
         "reward_mean": _mean(rewards),
         "reward_spread": _spread(rewards),
         "advantage_spread": _spread(list(taught.advantages.values())),

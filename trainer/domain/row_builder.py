@@ -1,28 +1,20 @@
 """Build training rows from a step's members, or give the reason why a member yields none. Pure."""
 
-import logging
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.domain.advantages import divisor, divisors, group_relative, state_relative, uniform
 from trainer.domain.claims import Member
 from trainer.domain.measured import MeasuredRows
-from trainer.domain.rows import Row, SampledCompletion, check, merge
-from trainer.errors import RowError
+from trainer.domain.rows import Row, SampledCompletion, merge
+from trainer.domain.usable_members import LARGEST_GAP, usable_members
 from whetstone.config.trainer import AdvantageScale, BaselineName
 from whetstone.domain.why_not_trained import WhyNotTrained
 
-LARGEST_GAP = 1e6
-"""Largest gap between rewards that are compared. Above it, one mistaken reward would dominate the step, and from 1e19
-the square of its gradient does not fit into float32.
-"""
-
 State = tuple[str, str, tuple[int, ...]]
 """Whether rewards are compared in a `group` or on a `scale`, the name of that, and the ids of the prompt."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +43,13 @@ class StepRows:
     def without(self, measured: MeasuredRows) -> "StepRows":
         """Return what is left once it is known what constraints decided."""
         left_out = self.left_out | dict.fromkeys(measured.left_out, WhyNotTrained.CONSTRAINED.value)
+        rows, unpaired = _paired(measured.rows)
+        left_out |= dict.fromkeys(unpaired, WhyNotTrained.TOO_FEW.value)
         advantages = {name: value for name, value in self.advantages.items() if name not in left_out}
-        if not _teach(measured.rows):
+        if not _teach(rows):
             return _uniform(advantages, left_out)
         baselines = {name: baseline for name, baseline in self.baselines.items() if name in advantages}
-        return replace(self, rows=measured.rows, advantages=advantages, baselines=baselines, left_out=left_out)
+        return replace(self, rows=rows, advantages=advantages, baselines=baselines, left_out=left_out)
 
 
 def build_rows(
@@ -75,15 +69,8 @@ def build_rows(
     `scale`: see `divisors`. `unfit`: trajectories with a row that does not fit into the device's memory; they are left
     out like those with a row above `max_row_tokens`.
     """
-    left_out: dict[str, str] = dict.fromkeys(_too_large(members), WhyNotTrained.REWARD_TOO_LARGE)
-    left_out |= dict.fromkeys(_copies(members), WhyNotTrained.FIXED_SEED)
-    unusable = {m.trajectory_id: _why_unusable(m, max_row_tokens) for m in members if m.trajectory_id not in left_out}
-    # Which trajectories are too long depends on what was sampled, so they leave the comparison too. What remains is
-    # the gradient of E[r | the rows fit]. With their rewards in the mean the advantages of the others no longer add up
-    # to 0: where long answers are the good ones, everything that fits would be pushed down.
-    too_long = [name for name, why in unusable.items() if why == WhyNotTrained.TOO_LONG or name in unfit]
-    left_out |= dict.fromkeys(too_long, WhyNotTrained.TOO_LONG)
-    among = [member for member in members if member.trajectory_id not in left_out]
+    usable = usable_members(members, max_row_tokens, unfit)
+    among, left_out = usable.among, dict(usable.left_out)
     compared, baselines = _compared(among, scale)
     at_states = _by_state(among, scale) if baseline == "state" else {}
     at_turns = _by_turn(among, scale)
@@ -94,7 +81,7 @@ def build_rows(
         name = member.trajectory_id
         own, turns = compared.get(name), at_turns.get(name, {})
         here = [at_states.get(_state(member, completion), {}).get(name) for completion in member.completions]
-        if why := unusable[name]:
+        if why := usable.unusable[name]:
             left_out[name] = why
         elif own is None and not any(here) and not any(turns.values()):
             left_out[name] = WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
@@ -132,6 +119,15 @@ def _teach(rows: Iterable[Row]) -> bool:
     return any(any(row.advantages_T) for row in rows)
 
 
+def _paired(rows: Sequence[Row]) -> tuple[tuple[Row, ...], set[str]]:
+    """Return the rows without those whose pair lacks its other trajectory, and the ids of their trajectories."""
+    pairs: defaultdict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        pairs[row.pair].add(row.trajectory_id)
+    alone = {name for pair, names in pairs.items() if pair and len(names) == 1 for name in names}
+    return tuple(row for row in rows if row.trajectory_id not in alone), alone
+
+
 def _mean(advantages: Sequence[float], tokens: Sequence[int]) -> float:
     """Return the mean over tokens of completions' advantages; exactly their value if all are equal."""
     first = advantages[0]
@@ -143,37 +139,6 @@ def _mean(advantages: Sequence[float], tokens: Sequence[int]) -> float:
 def _uniform(advantages: Iterable[str], left_out: dict[str, str]) -> StepRows:
     """Return a step of trajectories of which none has an advantage."""
     return StepRows((), {}, {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out, 0)
-
-
-def _too_large(members: Sequence[Member]) -> Iterator[str]:
-    """Yield the ids of members whose rewards are too far apart.
-
-    That is: their group's rewards, or their own reward and baseline, differ by more than LARGEST_GAP.
-    """
-    rewards: defaultdict[str, list[float]] = defaultdict(list)
-    for member in members:
-        key = member.trajectory_id if member.alone else member.group_id
-        rewards[key] += [member.reward] if member.baseline is None else [member.reward, member.baseline]
-    for member in members:
-        beside = rewards[member.trajectory_id if member.alone else member.group_id]
-        if max(beside) - min(beside) > LARGEST_GAP:
-            yield member.trajectory_id
-
-
-def _copies(members: Iterable[Member]) -> Iterator[str]:
-    """Yield the ids of members that repeat an earlier member of their group: same version, same prompt, same seed.
-
-    The choices of one call differ all the same: vLLM increments the seed from choice to choice.
-    """
-    seen = set()
-    for member in members:
-        if member.seed is None or not member.completions:
-            continue
-        first = member.completions[0]
-        drawn = (member.group_id, member.seed, first.version, first.prompt_ids)
-        if drawn in seen:
-            yield member.trajectory_id
-        seen.add(drawn)
 
 
 def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[str, float], dict[str, float]]:
@@ -249,24 +214,3 @@ def _state(member: Member, completion: SampledCompletion) -> State:
     if member.reward_scale is None:
         return "group", member.group_id, completion.prompt_ids
     return "scale", member.reward_scale, completion.prompt_ids
-
-
-def _why_unusable(member: Member, max_row_tokens: int) -> str | None:
-    """Return why no rows can be built of the member; None where they can."""
-    if not any(completion.token_ids for completion in member.completions):
-        return member.silent or WhyNotTrained.NO_TOKEN_IDS
-    for completion in member.completions:
-        if completion.constraints is not None and completion.constraints.unknown:
-            unknown = ", ".join(completion.constraints.unknown)
-            log.warning("trajectory %s: its constraints cannot be replayed: %s", member.trajectory_id, unknown)
-            return WhyNotTrained.CONSTRAINED
-    try:
-        for completion in member.completions:
-            check(completion)
-    except RowError as error:
-        log.warning("%s", error)
-        return WhyNotTrained.NO_LOGPROBS
-    # A row ends with a completion.
-    spoken = [completion for completion in member.completions if completion.token_ids]
-    longest = max(len(completion.prompt_ids) + len(completion.token_ids) for completion in spoken)
-    return None if longest <= max_row_tokens else WhyNotTrained.TOO_LONG

@@ -63,9 +63,11 @@ class Row:
     temperatures_T: tuple[float, ...]
     """1.0 where not sampled."""
     advantages_T: tuple[float, ...]
-    """0.0 where not sampled."""
+    """0.0 where not sampled. Of preferences 1 for good or better ones, -1 for bad or worse ones."""
     constrained: tuple[ConstrainedSpan, ...] = ()
     """The completions whose sampling was constrained, in order."""
+    pair: str = ""
+    """Name of the pair of trajectories that it belongs to, where a step compares pairs."""
 
 
 @dataclass(slots=True)

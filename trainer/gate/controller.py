@@ -2,7 +2,7 @@
 
 A candidate that has passed the probe waits here while its step is in the state `waiting_gate`. No worker owns it:
 any process that sweeps checks it, and each move is one transaction. Formulas and sample sizes are in
-`trainer.domain.verdict`.
+`trainer.domain.gate.verdict`.
 """
 
 import logging
@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from trainer.domain.claims import GateStep
-from trainer.domain.verdict import FEWEST, Verdict, compared, paired, watched
+from trainer.domain.gate.verdict import FEWEST, Verdict, compared, paired, watched
 from trainer.store.gate_tests import GateTables, WatchedVersion
 from trainer.store.heldout import Pair
 from whetstone.config.gate import GateSettings

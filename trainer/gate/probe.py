@@ -1,9 +1,10 @@
 """Probe a candidate: send a few prompts to it and its parent, and compare the answers.
 
-The candidate's tokens, read again by the trainer, show whether vLLM serves what was trained (`trainer.domain.parity`).
-The parent's tokens, read by the trainer that now holds the candidate, show how far it has moved: the mean of k3 =
-exp(d) - 1 - d with d = candidate's logprob - parent's estimates KL(parent || candidate), in nats per token
-(http://joschu.net/blog/kl-approx.html). Lengths, and tool calls where tools were offered, are compared directly.
+The candidate's tokens, read again by the trainer, show whether vLLM serves what was trained
+(`trainer.domain.gate.parity`). The parent's tokens, read by the trainer that now holds the candidate, show how far it
+has moved: the mean of k3 = exp(d) - 1 - d with d = candidate's logprob - parent's estimates KL(parent || candidate), in
+nats per token (http://joschu.net/blog/kl-approx.html). Lengths, and tool calls where tools were offered, are compared
+directly.
 
 What the parent has answered in the step's own rows is not sampled again where it is enough. How many tokens are sampled
 and read is bounded by a share of the step's time (`gate.probe_share`).
@@ -21,7 +22,7 @@ import msgspec
 
 from trainer.domain.claims import Claim, Probe, ToolChat
 from trainer.domain.figures import mean_k3
-from trainer.domain.parity import Parity, Readings, parity
+from trainer.domain.gate.parity import Parity, Readings, parity
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
 from trainer.errors import TrainerError

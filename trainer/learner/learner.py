@@ -35,8 +35,9 @@ from trainer.learner.forward import Reading
 from trainer.learner.gradient import memory
 from trainer.learner.gradient.accumulation import Accumulation
 from trainer.learner.gradient.objective import Objective, Sums, Terms, figures_of
+from trainer.learner.gradient.preferences import preference_loss
 from trainer.learner.processes.collective import Alone, Collective, Plan
-from whetstone.config.trainer import Kind, TrainerSettings
+from whetstone.config.trainer import PREFERENCES, Kind, TrainerSettings
 from whetstone.memory.learning_rate import learning_rate_of
 from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
 
@@ -163,13 +164,15 @@ class Learner:
         version_in: int,
         on_progress: Callable[[int, int], None] | None = None,
         kind: Kind = "grpo",
+        reference: Path | None = None,
     ) -> StepFigures:
         """Make the step's optimizer updates, each from a part of the rows, or none of them.
 
         `version_in` is the version that this learner holds: the tokens that it sampled are fresh. `on_progress` is
         called with (micro-batches done, micro-batches in all) after each; if it raises, the step ends and no weight has
-        moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs. A micro-batch
-        whose memory runs out is cut into smaller ones.
+        moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs. `reference` is the
+        adapter that preferences (`kto`, `dpo`) are compared with; None: the base model. A micro-batch whose memory runs
+        out is cut into smaller ones.
 
         Raises:
             RowError: no row has a sampled token, a row begins with one, or one was constrained and is not measured.
@@ -177,38 +180,39 @@ class Learner:
             RowsDoNotFit: rows do not fit into memory even alone; no weight has moved.
             OutOfMemory: memory runs out all the same. If that is in the update, drop this learner: it may have begun.
             PeerFailed: another process of the step failed; no weight has moved.
+            AdapterDamaged, AdapterMismatch: the reference cannot be read; no weight has moved.
         """
         rows = [row for row in rows if any(row.sampled_T)]
         if not rows:
             raise RowError("no row has a sampled token: there is nothing to learn from")
         if not all(span.measured for row in rows for span in row.constrained):
             raise RowError("a row has constrained tokens that were not measured")
-        parts = [
-            self._objective.terms(part, version_in, kind)
-            for part in updates.parts(rows, self._settings.updates_per_step)
-        ]
+        parts = updates.parts(rows, self._settings.updates_per_step)
         budget = self._reading.budget
         if self._probes and not budget.probed:
             self._gradient.probe(self._settings.max_row_tokens)
         budget.lower(min(self._peers.exchange(budget.tokens)))  # equal plans need equal budgets
-        plans = [self._plan(terms) for terms in parts]
+        plans = [self._plan(part) for part in parts]
+        done: list[Terms] = []
         summed: list[Sums] = []
         norms: list[float] = []
         # One update moves nothing before it has its whole gradient; several need a way back.
         with updates.all_or_none(self._optimizer) if len(parts) > 1 else nullcontext():
             try:
                 with self._own_rng():
-                    for place, (terms, plan) in enumerate(zip(parts, plans, strict=True)):
+                    for place, (part, plan) in enumerate(zip(parts, plans, strict=True)):
                         before, rounds = sum(map(len, plans[:place])), sum(map(len, plans))
+                        terms = self._terms(part, version_in, kind, reference)
+                        done.append(terms)
                         summed.append(self._add_up(terms, plan, before, rounds, on_progress))
-                        norms.append(self._update(summed[-1].loss, kind))
+                        norms.append(self._update(summed[-1].loss if terms.loss is None else terms.loss, kind))
                         self._optimizer.zero_grad(set_to_none=True)
             finally:
                 self._optimizer.zero_grad(set_to_none=True)
                 if self._device.type == "cuda":
                     torch.cuda.empty_cache()  # vLLM may share the device, and needs the memory next
         rate = self._optimizer.param_groups[0]["lr"]
-        return figures_of(parts, summed, grad_norm=max(norms), learning_rate=rate)
+        return figures_of(done, summed, grad_norm=max(norms), learning_rate=rate)
 
     @memory.needed_to("measure what constraints allowed")
     @_on_device
@@ -292,9 +296,37 @@ class Learner:
         """Have the weights on the device inside the context; see `Residence`."""
         return nullcontext() if self._residence is None else self._residence.present()
 
-    def _plan(self, terms: Terms) -> Plan:
+    def _terms(self, rows: Sequence[Row], version_in: int, kind: Kind, reference: Path | None) -> Terms:
+        """Return what is fixed of an update before its first backward pass."""
+        if kind not in PREFERENCES:
+            return self._objective.terms(rows, version_in, kind)
+        policy_R = self._row_logprobs(rows)
+        with self.as_version(reference):
+            reference_R = self._row_logprobs(rows)
+        preference = preference_loss(rows, policy_R, reference_R, kind, self._settings)
+        return self._objective.terms(rows, version_in, kind, preference)
+
+    @torch.no_grad()
+    def _row_logprobs(self, rows: Sequence[Row]) -> list[float]:
+        """Return the sum of the log probabilities, in nats, of each row's sampled tokens. Each process reads a part."""
+        peers = self._peers
+        mine = range(peers.rank, len(rows), peers.size)
+        own = memory.within(self._reading.budget, lambda: self._sums([rows[place] for place in mine]))
+        sums: list[dict[int, float]] = peers.exchange(dict(zip(mine, own, strict=True)))
+        together = {place: value for some in sums for place, value in some.items()}
+        return [together[place] for place in range(len(rows))]
+
+    def _sums(self, rows: Sequence[Row]) -> list[float]:
+        sums: dict[int, float] = {}
+        for places in self._reading.plan(rows) if rows else ():
+            batch = self._reading.batch([rows[place] for place in places], [1.0] * len(places))
+            logprobs_S = self._reading.read(batch).logprobs_S.double()
+            of_rows_R = logprobs_S.new_zeros(len(places)).index_add(0, batch.sequences_S, logprobs_S)
+            sums |= dict(zip(places, of_rows_R.tolist(), strict=True))
+        return [sums[place] for place in range(len(rows))]
+
+    def _plan(self, rows: Sequence[Row]) -> Plan:
         """Return this process's micro-batches."""
-        rows = terms.rows
         return self._peers.share(
             self._reading.plan(rows), lambda places: self._reading.tokens([rows[place] for place in places])
         )
@@ -359,7 +391,7 @@ class Learner:
             return
         state = safetensors.torch.load_file(folder / OPTIMIZER_STATE)
         for name, weight in self._trained.items():
-            for key in ("step", "exp_avg", "exp_avg_sq", updates.SUPERVISED):
+            for key in ("step", "exp_avg", "exp_avg_sq", updates.KIND):
                 if (value := state.get(f"{key}.{name}")) is not None:
                     # AdamW counts steps on the CPU; the moments are on the device of their weight.
                     self._optimizer.state[weight][key] = value.to(weight.device) if key.startswith("exp") else value

@@ -137,6 +137,14 @@ def nll(trainer_logprobs_S: Tensor) -> PolicyLoss:
     return PolicyLoss(-trainer_logprobs_S, torch.zeros_like(trainer_logprobs_S, dtype=torch.bool))
 
 
+def linear(trainer_logprobs_S: Tensor) -> PolicyLoss:
+    """Return log π_t: what is left of a loss of preferences once its derivatives are the weights.
+
+    See `trainer.learner.gradient.preferences`.
+    """
+    return PolicyLoss(trainer_logprobs_S, torch.zeros_like(trainer_logprobs_S, dtype=torch.bool))
+
+
 def policy_loss(name: LossName, clip_low: float | None, clip_high: float | None, tv_regulariser: float) -> Loss:
     """Return the loss of that name. Bounds that are None are taken from its paper (`CLIPS`)."""
     low = CLIPS[name][0] if clip_low is None else clip_low

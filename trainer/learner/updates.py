@@ -17,23 +17,24 @@ FLOOR = 0.1
 goes on must still be able to follow it.
 """
 
-SUPERVISED = "supervised"
-"""Key of a weight's state: whether its moments are of supervised steps. Absent in states of earlier releases, and where
-there are none."""
+KIND = "supervised"
+"""Key of a weight's state: the number of the kind of step that its moments are of. Absent in states of early releases,
+and where there are none. The name is of the time when there were two kinds."""
+NUMBERS: dict[Kind, int] = {"grpo": 0, "sft": 1, "kto": 2, "dpo": 3}
 
 
 def parts(rows: Sequence[Row], count: int) -> list[list[Row]]:
     """Return the rows in up to `count` parts, of about as many sampled tokens each, for one update each.
 
-    Rows keep their order, in which those of a group are together; those of a trajectory are never divided.
+    Rows keep their order, in which those of a group are together; those of a trajectory or a pair are never divided.
     """
     total = sum(sum(row.sampled_T) for row in rows)
     divided: list[list[Row]] = [[] for _ in range(count)]
     before = 0
-    for _, own in groupby(rows, key=lambda row: row.trajectory_id):
-        trajectory = list(own)
-        divided[min(count - 1, before * count // total)] += trajectory
-        before += sum(sum(row.sampled_T) for row in trajectory)
+    for _, own in groupby(rows, key=lambda row: row.pair or row.trajectory_id):
+        together = list(own)
+        divided[min(count - 1, before * count // total)] += together
+        before += sum(sum(row.sampled_T) for row in together)
     return [part for part in divided if part]
 
 
@@ -57,15 +58,16 @@ def learning_rate(settings: TrainerSettings, learning_rate: float, kind: Kind, u
 def take(optimizer: torch.optim.Optimizer, kind: Kind) -> None:
     """Run the optimizer, with moments of this kind of step alone: those of another kind are dropped.
 
-    Supervised and policy gradients differ in size. AdamW divides by the root of their mean square, which remembers
-    thousands of updates: after supervised steps it would divide small policy gradients by large supervised ones.
+    Supervised and policy gradients differ in size, and so do those of preferences. AdamW divides by the root of their
+    mean square, which remembers thousands of updates: after supervised steps it would divide small policy gradients by
+    large supervised ones.
     """
     for state in optimizer.state.values():
         if not _is_of(kind, state):
             state.clear()
     optimizer.step()
     for state in optimizer.state.values():
-        state[SUPERVISED] = torch.tensor(kind == "sft")
+        state[KIND] = torch.tensor(NUMBERS[kind])
 
 
 def updates_of(optimizer: torch.optim.Optimizer, kind: Kind) -> int:
@@ -75,7 +77,7 @@ def updates_of(optimizer: torch.optim.Optimizer, kind: Kind) -> int:
 
 
 def _is_of(kind: Kind, state: dict[str, Any]) -> bool:
-    return SUPERVISED not in state or bool(state[SUPERVISED]) == (kind == "sft")
+    return KIND not in state or int(state[KIND]) == NUMBERS[kind]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Take a step, from the claim to the promoted version.
 
-`schedule` looks for work, `step` takes one step of reinforcement learning, `supervised` reads what a supervised step
-learns from, `dry_run` shows a step without taking it. `metric_sinks` report figures, `failed_rows` keeps what broke.
+`schedule` looks for work, `step` takes one step: `rewarded` makes rows of what it claimed, `supervised` those of a
+supervised step. `dry_run` shows a step without taking it. `metric_sinks` report figures, `failed_rows` keeps what
+broke.
 """

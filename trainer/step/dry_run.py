@@ -9,9 +9,10 @@ from sqlalchemy import Connection
 from trainer.domain.baselines import compare
 from trainer.domain.claims import Member
 from trainer.domain.eligible_groups import Standing
-from trainer.domain.row_builder import StepRows, build_rows
+from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Row
 from trainer.domain.triggers import choose
+from trainer.step.rewarded import rewarded
 from trainer.store.eligible_groups import policy_names, read_candidates, read_lineage, read_means, read_standing
 from trainer.store.members import read_candidate_members
 from whetstone.config.settings import SettingsError
@@ -78,7 +79,7 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
     singles = [member for group in choice.taken if group.alone for member in group.members]
     baselines = compare(singles, read_means(connection, project, policy, singles)).baselines
     members = read_candidate_members(connection, project, policy, choice.taken, baselines)
-    taught = build_rows(members, settings.max_row_tokens, settings.advantage_scale, baseline=settings.baseline)
+    taught = rewarded(settings.objective, members, settings)
     return DryRun(
         policy=policy,
         version_in=standing.live_version,

@@ -15,7 +15,7 @@ from trainer.adapters import files
 from trainer.domain.claims import Claim, Member
 from trainer.domain.figures import step_columns
 from trainer.domain.measured import versions_to_measure
-from trainer.domain.row_builder import StepRows, build_rows
+from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
 from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite, OutOfMemory, RowsDoNotFit
@@ -24,12 +24,13 @@ from trainer.gate.candidate_probe import load_and_probe
 from trainer.gate.probe import CandidateUnfit
 from trainer.learner.learner import Learner
 from trainer.step import failed_rows
+from trainer.step.rewarded import rewarded
 from trainer.step.supervised import imitation
 from trainer.store.unit_of_work import Store
 from trainer.vllm.device_pause import LONGEST_RETRY_S, RETRY_S, Pause
 from trainer.vllm.pool import Replicas
 from whetstone.config.settings import Settings
-from whetstone.config.trainer import TrainerSettings
+from whetstone.config.trainer import PREFERENCES, TrainerSettings
 from whetstone.observability import log_setup, tracing
 from whetstone.registry.adapters import AdapterDamaged
 
@@ -135,6 +136,7 @@ def _take_claimed(
             rows = taught.rows
         if not rows:
             return _nothing_to_learn(claim, taught, store, phases)
+        reference = _reference(claim, store, settings.trainer)
         with pause.hold(renew):
             with phases.phase("model"):
                 learner = learners.take(claim)
@@ -146,7 +148,7 @@ def _take_claimed(
                     return _nothing_to_learn(claim, taught, store, phases)
             with phases.phase("train"):
                 try:
-                    figures = learner.step(rows, claim.version_in, _renewing(renew, lease_s), claim.kind)
+                    figures = learner.step(rows, claim.version_in, _renewing(renew, lease_s), claim.kind, reference)
                 except RowsDoNotFit:
                     learners.put_back(claim, learner)
                     raise
@@ -231,7 +233,7 @@ def _tell(members: Sequence[Member]) -> None:
 
 
 def _unreadable(claim: Claim, why: str, store: Store, learners: Learners, phases: Phases) -> bool:
-    """Handle a start version that cannot be trained on. Return whether the step is over.
+    """Handle a start version, or a reference, that cannot be read. Return whether the step is over.
 
     While that version is live, the step keeps its claim and waits; with another live version it could only be rejected.
     """
@@ -243,7 +245,7 @@ def _unreadable(claim: Claim, why: str, store: Store, learners: Learners, phases
     store.pauses.hand_back(claim, datetime.now(UTC), UNREADABLE_RETRY_S)
     if claim.name_in not in learners.unreadable:
         learners.unreadable.add(claim.name_in)
-        log.error("step %s waits: no step can start from %s, promote another version: %s", claim.id, claim.name_in, why)
+        log.error("step %s waits: mend this, or promote another version: %s", claim.id, why)
     return False
 
 
@@ -255,7 +257,7 @@ def _read(
     settings: Settings,
     unfit: frozenset[str],
 ) -> StepRows:
-    """Return what the step trains on: its examples, or its trajectories weighted by their advantages.
+    """Return what the step trains on: its examples, or its trajectories with what their rewards say.
 
     Those of the trajectories `unfit` are left out.
 
@@ -264,10 +266,27 @@ def _read(
     """
     if claim.wanted is not None:
         return imitation(claim, claim.wanted, store, replicas, settings, unfit)
-    trainer = settings.trainer
-    taught = build_rows(members, trainer.max_row_tokens, trainer.advantage_scale, unfit, trainer.baseline)
+    taught = rewarded(claim.kind, members, settings.trainer, unfit)
     store.note_advantages(claim, taught.advantages, taught.left_out)
     return taught
+
+
+def _reference(claim: Claim, store: Store, settings: TrainerSettings) -> Path | None:
+    """Return the adapter that preferences are compared with; None: the base model.
+
+    Raises:
+        AdapterMismatch: it is not there any more.
+    """
+    version = settings.preference_reference
+    if claim.kind not in PREFERENCES or version == 0:
+        return None
+    folder = store.adapter_folders(claim, {version}).get(version)
+    if folder is None:
+        raise AdapterMismatch(
+            f"trainer.preference_reference is version {version}, which has no adapter: choose one that has (0: the "
+            "base model), and pin it"
+        )
+    return folder
 
 
 def _dump_rows(folder: Path, claim: Claim, rows: Sequence[Row], why: str) -> tuple[str, str | None]:

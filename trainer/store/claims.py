@@ -107,7 +107,7 @@ class Claims:
             reject(self._connection, self._project, step.policy, step.version_out, reason, self._now)
 
     def _new(self, policy: Any) -> Claim | None:
-        """Claim a policy-gradient step, if one is due or requested."""
+        """Claim a step that learns from rewards, if one is due or requested."""
         by_hand = policy.step_asked_at is not None
         # Groups that the schedule does not take yet are not read every second.
         fired = None
@@ -126,7 +126,7 @@ class Claims:
         if not choice.claimed and not by_hand:
             return None
         baselines = self._baselines(policy.id, choice)
-        claim = self._begin(policy, "grpo", len(baselines))
+        claim = self._begin(policy, self._settings.objective, len(baselines))
         self._insert_step(
             claim,
             groups=len(choice.claimed),

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, and_, select
 
 from migrations import schema
 from trainer.domain.claims import GateStep
-from trainer.domain.verdict import Moments, Verdict
+from trainer.domain.gate.verdict import Moments, Verdict
 from trainer.store.eligible_groups import unfinished_step
 from trainer.store.gate import promoted, rejected
 from trainer.store.heldout import Pair, ask, ask_no_more, read_pairs, read_prompts

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Select, and_, case, func, select
 
 from migrations import schema
 from trainer.domain.baselines import LARGEST
-from trainer.domain.verdict import Moments
+from trainer.domain.gate.verdict import Moments
 from whetstone.domain.ids import version_id
 
 OVER = ("rewarded", "claimed", "trained", "excluded")

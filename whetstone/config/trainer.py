@@ -10,8 +10,11 @@ from whetstone.config.rewards import Section
 LossName = Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
 AdvantageScale = Literal["none", "batch", "group", "mean"]
 BaselineName = Literal["group", "state"]
-Kind = Literal["grpo", "sft"]
-"""What a step does: `grpo` follows advantages with the configured loss, `sft` imitates answers."""
+Objective = Literal["grpo", "kto", "dpo"]
+Kind = Literal[Objective, "sft"]
+"""What a step does: `grpo` follows advantages with the configured loss, `kto` tells good answers from bad ones, `dpo`
+better from worse in a group, `sft` imitates answers."""
+PREFERENCES: tuple[Kind, ...] = ("kto", "dpo")
 DEMONSTRATIONS, BEST = "demonstrations", "best"
 """What a step may imitate besides another policy's answers; no policy may have these names."""
 
@@ -41,8 +44,11 @@ class TrainerSettings(Section):
     max_staleness: int = Field(4, ge=0)
     """Most updates between the oldest version that sampled in a trajectory and the version that the step starts from;
     older groups are discarded (`stale`)."""
+    objective: Objective = "grpo"
+    """What a step makes of rewards: `grpo` follows advantages with `loss`; `kto` makes good trajectories likelier and
+    bad ones less likely, each by itself, as thumbs say it; `dpo` prefers better to worse trajectories of a group."""
     loss: LossName = "dppo_tv"
-    """Which loss; docs/training.md has the formulas."""
+    """Which loss of `grpo`; docs/training.md has the formulas."""
     clip_low: float | None = Field(None, ge=0)
     """How far a token's probability may fall before the token is clipped; the default is that of the loss's paper."""
     clip_high: float | None = Field(None, gt=0)
@@ -68,6 +74,17 @@ class TrainerSettings(Section):
     baseline: BaselineName = "group"
     """What rewards are compared with: those of the same group (`group`), or, where several trajectories met the same
     prompt, those of all that did (`state`); docs/training.md has the formula."""
+    preference_beta: float = Field(0.1, gt=0)
+    """kto and dpo: how much a trajectory's log ratio to the reference counts; larger stays nearer to the reference."""
+    preference_reference: int = Field(0, ge=0)
+    """kto and dpo: the version of the policy that they compare with, 0 for the base model. Pin another one, so that its
+    adapter stays."""
+    kto_desirable_above: float = 0.5
+    """kto: a trajectory with a reward above this is good, any other bad; thumbs up are 1, thumbs down 0."""
+    kto_desirable_weight: float = Field(1, ge=0)
+    """kto: weight of the good trajectories."""
+    kto_undesirable_weight: float = Field(1, ge=0)
+    """kto: weight of the bad ones. The paper weighs so that good and bad count about alike in a step."""
     max_answer_tokens: int = Field(4096, ge=1)
     """dr_grpo divides by this number instead of an answer's length."""
     learning_rate: float | None = Field(None, gt=0)

@@ -16,9 +16,10 @@ from trainer.domain.figures import StepFigures
 from trainer.domain.rows import Row
 from trainer.learner import losses
 from trainer.learner.forward import Reading
+from trainer.learner.gradient.preferences import PreferenceLoss
 from trainer.learner.losses import PolicyLoss, Tokens, k3
 from trainer.learner.micro_batches import MicroBatch
-from whetstone.config.trainer import Kind, TrainerSettings
+from whetstone.config.trainer import PREFERENCES, Kind, TrainerSettings
 
 LARGEST_RATIO = 1000.0
 """Of trainer to server, in a step's figures: one token that the server all but excluded must not make them infinite."""
@@ -44,6 +45,8 @@ class Terms:
     """Sampled tokens of all rows."""
     version_in: int
     kind: Kind
+    loss: float | None = None
+    """The loss of preferences, which `weights` are the derivatives of; None where the rows' losses add up to it."""
 
 
 @dataclass(slots=True)
@@ -61,7 +64,7 @@ class Sums:
     fresh: float = 0.0
     masked: float = 0.0
     ratios: float = 0.0
-    """Of trainer to server, over tokens; 0 where answers are imitated."""
+    """Of trainer to server, over tokens; 0 but in steps of the kind grpo."""
     squares: float = 0.0
     """Of the ratios."""
     read: float = 0.0
@@ -94,9 +97,14 @@ class Objective:
         self._loss_scale = loss_scale
         self._loss = losses.policy_loss(settings.loss, settings.clip_low, settings.clip_high, settings.tv_regulariser)
 
-    def terms(self, rows: Sequence[Row], version_in: int, kind: Kind) -> Terms:
-        """Return the terms of a step over the rows."""
+    def terms(
+        self, rows: Sequence[Row], version_in: int, kind: Kind, preference: PreferenceLoss | None = None
+    ) -> Terms:
+        """Return the terms of a step over the rows. `preference`: its loss, where it learns from preferences."""
         tokens = sum(sum(row.sampled_T) for row in rows)
+        if preference is not None:
+            weights, loss = preference.slopes_R, preference.loss
+            return Terms(rows, weights, self._measured(rows), tokens, version_in, kind, loss)
         return Terms(rows, self._weights(rows, tokens, kind), self._measured(rows), tokens, version_in, kind)
 
     def backward(self, terms: Terms, places: Sequence[int]) -> tuple[Tensor, int]:
@@ -111,7 +119,7 @@ class Objective:
         policy = self.policy_loss(batch, read.logprobs_S, terms.kind)
         losses_S = policy.losses_S
         kl_M = k3(read.logprobs_S[among_S], base_M)
-        if self._settings.kl_weight:
+        if self._settings.kl_weight and terms.kind not in PREFERENCES:  # these have a reference of their own
             losses_S = losses_S + self._settings.kl_weight * kl_M  # all rows are measured
         loss = losses_S @ batch.weights_S
         if self._settings.entropy_weight:
@@ -143,6 +151,8 @@ class Objective:
         """Return the loss of each sampled token without the terms for KL and entropy."""
         if kind == "sft":
             return losses.nll(trainer_S)
+        if kind in PREFERENCES:
+            return losses.linear(trainer_S)
         tokens = Tokens(trainer_S, batch.inference_logprobs_S, batch.advantages_S, batch.sequences_S)
         return losses.guarded(tokens, self._loss, self._settings.max_ratio)
 
@@ -207,7 +217,11 @@ def figures_of(parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float,
     squares = sum(sums.squares for sums in summed)
     first = summed[0]  # after its update the weights are no longer those that the server sampled with
     return StepFigures(
-        loss=sum(sums.loss * terms.tokens for sums, terms in zip(summed, parts, strict=True)) / tokens,
+        loss=sum(
+            (sums.loss if terms.loss is None else terms.loss) * terms.tokens
+            for sums, terms in zip(summed, parts, strict=True)
+        )
+        / tokens,
         kl=sum(sums.kl for sums in summed) / measured if measured else None,
         entropy=sum(sums.entropy for sums in summed) / tokens,
         mismatch_k3=first.mismatch / first.compared if first.compared else None,

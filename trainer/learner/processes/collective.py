@@ -18,6 +18,14 @@ Plan = list[list[int]]
 class Collective(Protocol):
     """The processes of a step, as one of them sees them. All of them call the same methods in the same order."""
 
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+
     def share(self, plan: Plan, tokens: Callable[[list[int]], int]) -> Plan:
         """Return this process's micro-batches, one per round; empty in a round in which it has nothing to do.
 
@@ -41,6 +49,9 @@ class Collective(Protocol):
 
 class Alone:
     """A single process, without peers."""
+
+    rank = 0
+    size = 1
 
     def share(self, plan: Plan, tokens: Callable[[list[int]], int]) -> Plan:
         """Return all micro-batches, in order."""

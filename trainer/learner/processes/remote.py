@@ -57,6 +57,7 @@ class Step:
     rows: tuple[Row, ...]
     version_in: int
     kind: Kind
+    reference: Path | None
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,14 @@ class RemoteLearner(Learner):
         version_in: int,
         on_progress: Callable[[int, int], None] | None = None,
         kind: Kind = "grpo",
+        reference: Path | None = None,
     ) -> StepFigures:
         """See `Learner.step`; `on_progress` counts rounds, in each of which every process reads a micro-batch.
 
         Drop this learner after a failure: where a single process fails in the update, others have moved.
         """
-        with self.leader.ordering(self.number, Step(tuple(rows), version_in, kind)):
-            return super().step(rows, version_in, on_progress, kind)
+        with self.leader.ordering(self.number, Step(tuple(rows), version_in, kind, reference)):
+            return super().step(rows, version_in, on_progress, kind, reference)
 
 
 class Leader:
@@ -147,6 +149,6 @@ def follow(team: Team, learners: dict[int, Learner]) -> None:
 def _do(order: Command, team: Team, learners: dict[int, Learner]) -> None:
     what = order.what
     if isinstance(what, Step):
-        learners[order.number].step(what.rows, what.version_in, kind=what.kind)
+        learners[order.number].step(what.rows, what.version_in, kind=what.kind, reference=what.reference)
     else:
         learners[order.number] = what.made(Learner, team)

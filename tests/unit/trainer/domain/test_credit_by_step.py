@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from trainer.domain.claims import Member
-from trainer.domain.row_builder import LARGEST_GAP, StepRows, build_rows
+from trainer.domain.row_builder import StepRows, build_rows
 from trainer.domain.rows import SampledCompletion
+from trainer.domain.usable_members import LARGEST_GAP
 from whetstone.config.trainer import AdvantageScale
 
 WAYS: list[AdvantageScale] = ["none", "group", "batch", "mean"]

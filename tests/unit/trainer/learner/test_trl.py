@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import safetensors.torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from trainer.adapters import files
 from trainer.domain.rows import Row
 from trainer.learner import losses
+from trainer.learner.gradient.preferences import preference_loss
 from trainer.learner.learner import Learner
 from trainer.learner.losses import Tokens
 from whetstone.config.trainer import LossName, TrainerSettings
@@ -246,6 +247,55 @@ def test_cispo_is_its_papers_formula() -> None:
         assert mine["loss"].item() == pytest.approx(total / count, abs=2e-6)
         assert (mine["gradient"] - written_out).abs().max() <= 2e-6
     assert above > 10
+
+
+@pytest.mark.parametrize("kind", ["kto", "dpo"])
+def test_losses_and_gradients_of_preferences_are_trls(tmp_path: Path, kind: Literal["kto", "dpo"]) -> None:
+    settings = TrainerSettings(preference_beta=0.2, kto_desirable_weight=1.5, kto_undesirable_weight=0.75)
+    weights = {"desirable_weight": 1.5, "undesirable_weight": 0.75}
+    given = [preferences(seed) for seed in range(20)]
+    case = {"kind": kind, "trl": {"beta": 0.2, **(weights if kind == "kto" else {})}}
+    theirs = ask("preferences", tmp_path, [case] * len(given), given)
+    below = 0
+    for one, answer in zip(given, theirs, strict=True):
+        mask_BT, good_B = one["mask"].bool(), one["good"].bool()
+        rows = [
+            preferred(str(place), mask_T.tolist(), good, str(place % 4))
+            for place, (mask_T, good) in enumerate(zip(mask_BT, good_B.tolist(), strict=True))
+        ]
+        policy_B, reference_B = ((one[name] * mask_BT).double().sum(1) for name in ("logprobs", "reference"))
+        below += bool((policy_B - reference_B).mean() < 0)
+        mine = preference_loss(rows, policy_B.tolist(), reference_B.tolist(), kind, settings)
+        gradient_BT = mask_BT * torch.tensor(mine.slopes_R)[:, None]
+        assert mine.loss == pytest.approx(answer["loss"].item(), abs=2e-6)
+        assert (gradient_BT - answer["gradient"]).abs().max() <= 2e-6
+        assert gradient_BT.abs().max() > 1e-3
+    assert 0 < below < len(given)  # where KTO's KL is cut at 0, and where it is not
+
+
+def preferences(seed: int) -> dict[str, Tensor]:
+    """8 trajectories of up to 30 tokens with holes: the first 4 are good, each the partner of one of the last 4."""
+    generator = torch.Generator().manual_seed(seed)
+    logprobs_BT = -torch.rand(8, 30, generator=generator) * 4 - 0.05
+    moved_BT = torch.randn(8, 30, generator=generator) * 0.5
+    mask_BT = torch.rand(8, 30, generator=generator) < 0.6
+    mask_BT[:, 0] = True
+    good_B = torch.arange(8) < 4
+    return {"logprobs": logprobs_BT, "reference": logprobs_BT - moved_BT, "mask": mask_BT.long(), "good": good_B.long()}
+
+
+def preferred(name: str, mask_T: list[bool], good: bool, pair: str) -> Row:
+    length = len(mask_T) + 1
+    return Row(
+        trajectory_id=name,
+        token_ids_T=(1,) * length,
+        sampled_T=(False, *mask_T),
+        inference_logprobs_T=(math.nan,) * length,
+        versions_T=(-1,) * length,
+        temperatures_T=(1.0,) * length,
+        advantages_T=(0.0, *((1.0 if good else -1.0) if here else 0.0 for here in mask_T)),
+        pair=pair,
+    )
 
 
 TEMPERATURE = 0.7

@@ -1,6 +1,6 @@
 """Executed in TRL's environment: batches in, the losses and gradients of TRL's own code out.
 
-    trl_reference.py losses|gradients FOLDER
+    trl_reference.py losses|gradients|preferences FOLDER
 
 FOLDER holds `cases.json`, with TRL's settings of each case, and `given.safetensors`, with tensors named after the
 case's place. `answers.safetensors` is written beside them.
@@ -8,14 +8,18 @@ case's place. `answers.safetensors` is written beside them.
 
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import safetensors.torch
 import torch
+from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from trl import DPOTrainer, KTOTrainer
 
 from benchmarks.learning import trl_trainer
 from trainer.domain.rows import Row
@@ -58,6 +62,49 @@ def gradients(case: dict[str, Any], _given: dict[str, Tensor]) -> dict[str, Tens
     loss.backward()
     grads = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     return {"loss": loss.detach(), **grads}
+
+
+def preferences(case: dict[str, Any], given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The loss of TRL's KTOTrainer or DPOTrainer, and its gradient by the log probability of each token (B, T).
+
+    Only the forward pass is left out. For KTO the answers that its KL is over are the batch's own.
+    """
+    logprobs_BT, mask_BT = given["logprobs"].requires_grad_(), given["mask"]
+    zeros_BT = torch.zeros_like(mask_BT)
+    read = SimpleNamespace(
+        log_probs=logprobs_BT * mask_BT, entropy=zeros_BT, mean_logits=zeros_BT, is_top1=zeros_BT.bool(), aux_loss=None
+    )
+    whole_BT = torch.nn.functional.pad(mask_BT, (1, 0))  # nothing predicts the first token
+    batch = {"input_ids": whole_BT, "attention_mask": whole_BT, "completion_mask": whole_BT}
+    theirs_B = (given["reference"] * mask_BT).sum(1)
+    if case["kind"] == "kto":
+        batch |= {f"KL_{name}": value for name, value in batch.items()}
+        batch |= {"label": given["good"], "ref_logps": theirs_B, "ref_KL_logps": theirs_B}
+    else:
+        batch |= dict(zip(("ref_chosen_logps", "ref_rejected_logps"), theirs_B.chunk(2), strict=True))
+    kind = {"kto": KTOTrainer, "dpo": DPOTrainer}[case["kind"]]
+    trainer = kind.__new__(kind)
+    fixed = {
+        "model": SimpleNamespace(training=True),
+        "accelerator": Accelerator(cpu=True),
+        "calculate_KL": True,
+        "precompute_ref_logps": True,
+        "aux_loss_enabled": False,
+        "ld_alpha": None,
+        "f_divergence_type": "reverse_kl",
+        "loss_types": ["sigmoid"],
+        "loss_weights": [1.0],
+        "use_weighting": False,
+        "loss_type": "kto",
+        "_metrics": defaultdict(lambda: defaultdict(list)),
+        "_total_train_tokens": 0,
+        "_tp_size": 1,
+    }
+    for name, value in (fixed | case["trl"]).items():
+        setattr(trainer, name, value)
+    loss = trainer._compute_loss(lambda **_: read, batch, return_outputs=False)
+    loss.backward()
+    return {"loss": loss.detach(), "gradient": logprobs_BT.grad}
 
 
 def _kind(case: dict[str, Any]) -> tuple[Any, ...]:

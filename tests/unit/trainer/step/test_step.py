@@ -1,6 +1,7 @@
 """A step from claim to promotion, with the real learner; a vLLM that can be made to fail answers on the real wire."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -381,6 +382,67 @@ def test_trajectories_that_are_alone_are_trained_on_by_their_baseline_and_the_st
     assert advantages == pytest.approx({"s0-0": 1.0, "s1-0": -1 / 3, "s2-0": -1 / 3, "s3-0": -1 / 3})
     assert training.all(schema.trajectories, "state") == training.all(schema.groups, "state") == {"trained"}
     assert training.all(schema.feedback, "state") == {"used"}
+
+
+def test_by_kto_singles_and_groups_are_good_or_bad_by_themselves(training: Training) -> None:
+    training.with_rules(objective="kto", singles_per_step=2)
+    training.single("s", 1.0)
+    training.single("t", 0.0)
+    training.group("g", rewards=(0.4, 0.9))
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.kind, step.loss_function, step.trajectories) == ("promoted", "kto", "kto", 4)
+    assert step.loss == pytest.approx(0.5, abs=1e-6)  # version 0 is the reference itself
+    assert (step.effective_share, step.masked_share) == (None, 0)
+    advantages = {row.trajectory_id: row.advantage for row in training.rows(schema.step_trajectories)}
+    assert advantages == {"s-0": 1.0, "t-0": -1.0, "g-0": -1.0, "g-1": 1.0}
+    assert training.all(schema.trajectories, "state") == {"trained"}
+
+
+def test_by_dpo_pairs_of_a_group_are_compared_and_the_rest_says_why_not(training: Training) -> None:
+    training.with_rules(objective="dpo", singles_per_step=2)
+    training.group("g", rewards=(0.4, 0.9, 0.5))
+    training.single("s", 1.0)
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.kind, step.loss_function) == ("promoted", "dpo", "dpo")
+    assert step.loss == pytest.approx(math.log(2), abs=1e-6)
+    advantages = {row.trajectory_id: row.advantage for row in training.rows(schema.step_trajectories)}
+    assert advantages == {"g-0": -1.0, "g-1": 1.0, "g-2": None, "s-0": None}
+    why = {row.id: row.why_not_trained for row in training.rows(schema.trajectories)}
+    assert (why["g-2"], why["s-0"]) == ("group_uniform", "too_few")
+
+
+def test_a_step_that_is_taken_over_stays_of_its_kind(training: Training) -> None:
+    training.with_rules(objective="dpo")
+    training.group("g")
+    assert training.store.claim("starter", training.settings.trainer) is not None
+    training.lease_ends()
+    training.with_rules(objective="grpo")
+    assert training.step() is True
+    assert training.seed.one(schema.steps, "starter#1").kind == "dpo"
+
+
+def test_preferences_are_compared_with_the_version_of_the_settings(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    training.with_rules(objective="dpo", preference_reference=1)
+    training.group("g")
+    for _ in range(2):
+        assert training.step() is False
+        training.lease_ends()
+    (message,) = [one for one in caplog.messages if "preference_reference" in one]
+    assert "version 1, which has no adapter" in message
+    training.with_rules(objective="grpo", preference_reference=1)
+    assert training.step() is False  # it stays of its kind, and waits
+    training.lease_ends()
+    training.with_rules(preference_reference=0)
+    assert training.step() is True
+    live = training.live_version
+    training.with_rules(objective="dpo", preference_reference=live)
+    training.group("h", version=live)
+    assert training.step() is True
+    assert training.seed.one(schema.steps, "starter#2").loss == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_a_step_says_in_its_lines_and_its_span_which_groups_it_takes(

@@ -6,7 +6,7 @@ from statistics import NormalDist
 import pytest
 
 from benchmarks.learning.gate import Case, bar_holds, simulated
-from trainer.domain.verdict import (
+from trainer.domain.gate.verdict import (
     FEWEST,
     LOOKS,
     RESERVE,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainer.domain.figures import mean_k3
-from trainer.domain.parity import LARGEST_K3, Parity, Readings, parity, served_share
+from trainer.domain.gate.parity import LARGEST_K3, Parity, Readings, parity, served_share
 
 TOKENS = 560
 NOISE = 0.05
