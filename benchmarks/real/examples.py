@@ -24,7 +24,7 @@ def _of_novice(name: str, right: str, share: str, steps: int, pause_s: float) ->
     return Task(name, app, right, steps, pause, fields=share, settings=OF_NOVICE, decays=True, model=NOVICE, full=full)
 
 
-MAIL = _of_novice("mail", "right answer and source", "right source", steps=80, pause_s=0.8)
+MAIL = _of_novice("mail", "right answer and source", "right source", steps=48, pause_s=0.8)
 EXAMPLE_TASKS = {
     task.name: task
     for task in (
