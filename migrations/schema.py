@@ -354,7 +354,10 @@ feedback = Table(
     Column("reward", Float, comment="P: for a trajectory or completion; J: the weighted sum of its parts"),
     Column("rewards", Json, comment="P: {trajectory_id: number}, for a group; J: what judges scored it"),
     Column(
-        "source", Text, nullable=False, comment="P, J: reward | thumbs | parts | demonstration | judge | end | close"
+        "source",
+        Text,
+        nullable=False,
+        comment="P, J: reward | thumbs | parts | demonstration | comment | judge | end | close",
     ),
     Column("final", Boolean, nullable=False, comment="P: it ends the trajectory"),
     Column("comment", Text, comment="P"),
@@ -511,9 +514,13 @@ steps = Table(
     Column(
         "baselined", Integer, comment="T: of its trajectories, those compared with a running mean instead of a group"
     ),
-    Column("kind", Text, comment="T: grpo | kto | dpo | sft; NULL of steps before there were two"),
+    Column("kind", Text, comment="T: grpo | kto | dpo | hindsight | sft; NULL of steps before there were two"),
     Column("asked_at", Utc, comment="T: when it was asked for by hand; NULL where it was due by itself"),
-    Column("loss_function", Text, comment="T: dppo_tv | cispo | dapo | grpo | dr_grpo | gspo | nll"),
+    Column(
+        "loss_function",
+        Text,
+        comment="T: dppo_tv | cispo | dapo | grpo | dr_grpo | gspo | kto | dpo | divergence | nll",
+    ),
     Column("learning_rate", Float, comment="T: the optimizer's"),
     Column("advantage_spread", Float, comment="T: population standard deviation over what was trained on"),
     Column("completions", Integer, comment="T: trained on; rows before merging"),
@@ -521,7 +528,9 @@ steps = Table(
     Column("read_tokens", Integer, comment="T: tokens of the forward passes; what rows share counts once"),
     Column("discarded", Json, comment="T: {reason: groups} given up when it was claimed"),
     Column("kept", Text, comment="T: file with the rows of a step whose numbers were not finite"),
-    Column("imitates", Json, comment="T: {from, min_reward, limit} of a supervised step; NULL of others"),
+    Column(
+        "imitates", Json, comment="T: {from, min_reward, limit} of a step that learns from answers or words; else NULL"
+    ),
     Column(
         "decided_share",
         Float,
@@ -574,8 +583,13 @@ examples = Table(
     metadata,
     Column("project", Text, primary_key=True, comment="T: the tenant"),
     Column("policy", Text, primary_key=True, comment="T: who is to learn from it"),
-    Column("source_id", Text, primary_key=True, comment="T: the feedback or the completion it was made of"),
-    Column("source", Text, nullable=False, comment="T: demonstrations | best | the policy that answered"),
+    Column(
+        "source_id",
+        Text,
+        primary_key=True,
+        comment="T: the feedback or completion it was made of; of steps that learn from words `/hindsight` follows",
+    ),
+    Column("source", Text, nullable=False, comment="T: demonstrations | best | the policy that answered | comments"),
     Column("trajectory_id", Text, nullable=False, comment="T: the trajectory it answers in"),
     Column("completion_id", Text, nullable=False, comment="T: the completion whose prompt it answers"),
     Column("prompt_token_ids", TokenIds, comment="T: rendered by vLLM, once; NULL where the completion has its own"),

@@ -98,6 +98,15 @@ class LearningPolicy:
             self._ask("step", {"kind": "sft", "from": source, "min_reward": min_reward, "limit": limit})
         self.await_steps(1)
 
+    def learn_from_words(self, source: str, limit: int) -> None:
+        """Take a hindsight step.
+
+        Raises:
+            RefusedByProxy: the proxy refuses it.
+        """
+        self._ask("step", {"kind": "hindsight", "from": source, "limit": limit})
+        self.await_steps(1)
+
     def promote(self, version: int) -> None:
         """Let this version answer, and the next step start from it.
 

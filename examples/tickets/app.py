@@ -1,6 +1,6 @@
-"""Asks any OpenAI-compatible server which team a support ticket belongs to, and posts a thumb on some answers.
+"""Asks any OpenAI-compatible server which team a ticket belongs to, and posts a thumb or a comment on some answers.
 
-Knows the stock client and the tickets in tickets.py; of training only one POST for each thumb. Prints JSON.
+Knows the stock client and the tickets in tickets.py; of training only one POST for each of these. Prints JSON.
 """
 
 import argparse
@@ -20,9 +20,10 @@ class App:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.random, self.stopping = args, random.Random(args.seed), False
         self.client = AsyncOpenAI(base_url=args.base_url, api_key=args.api_key, max_retries=0, timeout=120)
-        self.counts = dict.fromkeys(("questions", "liked", "thumbs", "failed_requests"), 0)
+        self.counts = dict.fromkeys(("questions", "liked", "thumbs", "comments", "failed_requests"), 0)
         self.liked: list[int] = []
         self.recent: list[bool] = []
+        self.recent_comments: list[str] = []
 
     async def work(self, numbers: Iterator[int]) -> None:
         """One of the connections: asks ticket after ticket. A failed request is counted, and not repeated."""
@@ -53,6 +54,16 @@ class App:
             thumb = {"completion_id": answer.id, "thumbs": "up" if self.thinks(liked) else "down", "final": True}
             await self.client.post("/feedback", body=thumb, cast_to=object)
             self.counts["thumbs"] += 1
+        if train and not liked and self.random.random() < self.args.comments:
+            comment = {"completion_id": answer.id, "comment": self.says(f"It should have gone to {team}.")}
+            await self.client.post("/feedback", body=comment, cast_to=object)
+            self.counts["comments"] += 1
+
+    def says(self, comment: str) -> str:
+        """What the reader writes; for the control what one wrote about another recent answer."""
+        donated = self.random.choice(self.recent_comments or [comment])
+        self.recent_comments = [*self.recent_comments[-127:], comment]
+        return donated if self.args.shuffle_rewards else comment
 
     def thinks(self, liked: bool) -> bool:
         """What the reader thinks; for the control what one thought of another recent answer, at first a coin's word."""
@@ -69,11 +80,14 @@ async def main() -> None:
     parser.add_argument("--questions", type=int, default=300, help="how many to ask; 0: until SIGTERM or SIGINT")
     parser.add_argument("--attempts", type=int, default=1, help="how often each ticket is asked, one after the other")
     parser.add_argument("--thumbs", type=float, default=0.3, help="share of training answers that get a thumb")
+    parser.add_argument("--comments", type=float, default=0, help="share of wrong training answers that get a comment")
     parser.add_argument("--connections", type=int, default=16, help="most questions in flight at once")
     parser.add_argument("--pause-s", type=float, default=0, help="how long a connection rests after each ticket")
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same tickets in the same order")
     parser.add_argument("--split", choices=("train", "eval"), default="train", help="eval: held out, without thumbs")
-    parser.add_argument("--shuffle-rewards", action="store_true", help="the control: post other answers' thumbs")
+    parser.add_argument(
+        "--shuffle-rewards", action="store_true", help="the control: post other answers' thumbs and comments"
+    )
     args, started = parser.parse_args(), time.monotonic()
     app = App(args)
     for number in (signal.SIGINT, signal.SIGTERM):

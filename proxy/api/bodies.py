@@ -9,7 +9,7 @@ from fastapi import Response
 from msgspec import Meta
 
 from proxy.errors import BadRequest, NotJson
-from whetstone.config.trainer import BEST, DEMONSTRATIONS
+from whetstone.config.trainer import BEST, CORRECTIONS, DEMONSTRATIONS
 
 DEFAULT_LIMIT = 64
 MAX_LIMIT = 10_000
@@ -52,21 +52,24 @@ class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     """The kind of step and its data. Without a body: a step on the groups that are ready."""
 
     kind: Annotated[
-        Literal["grpo", "sft"],
-        Meta(description="`grpo` learns from rewards, as `trainer.objective` says; `sft` imitates examples."),
+        Literal["grpo", "sft", "hindsight"],
+        Meta(
+            description="`grpo` learns from rewards, as `trainer.objective` says; `sft` imitates examples; `hindsight` "
+            "learns from words that correct answers."
+        ),
     ] = "grpo"
     source: Annotated[
         str | None,
         Meta(
             description="Of `sft`, whose answers: `demonstrations` of feedback, the `best` logged ones of this policy, "
-            "or another policy's, by its name."
+            "or another policy's, by its name. Of `hindsight`, whose words: `comments` or `demonstrations` of feedback."
         ),
     ] = None
     min_reward: Annotated[
         float | None, Meta(description="Of `sft`, least reward of an answer; not for demonstrations.")
     ] = None
     limit: (
-        Annotated[int, Meta(description=f"Of `sft`, most examples; {DEFAULT_LIMIT} without it.", ge=1, le=MAX_LIMIT)]
+        Annotated[int, Meta(description=f"Of both, most examples; {DEFAULT_LIMIT} without it.", ge=1, le=MAX_LIMIT)]
         | None
     ) = None
 
@@ -107,11 +110,21 @@ def read_step(body: bytes, policy: str, policies: Collection[str]) -> dict[str, 
                 f'{wrong} goes with "kind": "sft"; a grpo step takes the groups that are there', param=wrong
             )
         return {"kind": "grpo"}
-    _check_source(request, policy, policies)
+    if request.kind == "hindsight":
+        _check_words(request)
+    else:
+        _check_source(request, policy, policies)
     if request.min_reward is not None and not math.isfinite(request.min_reward):
         raise BadRequest("min_reward must be a finite number", param="min_reward")
     limit = DEFAULT_LIMIT if request.limit is None else request.limit
-    return {"kind": "sft", "from": request.source, "min_reward": request.min_reward, "limit": limit}
+    return {"kind": request.kind, "from": request.source, "min_reward": request.min_reward, "limit": limit}
+
+
+def _check_words(request: StepAsked) -> None:
+    if request.source not in CORRECTIONS:
+        raise BadRequest(f"a hindsight step learns from one of {', '.join(CORRECTIONS)}", param="from")
+    if request.min_reward is not None:
+        raise BadRequest("min_reward goes with sft; a hindsight step needs no rewards", param="min_reward")
 
 
 def _check_source(request: StepAsked, policy: str, policies: Collection[str]) -> None:

@@ -109,7 +109,7 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def value(self) -> str | None:
-        """The name of the field that holds the value; None for a demonstration alone."""
+        """The name of the field that holds the value; None for a demonstration or a comment alone."""
         return next((name for name in _VALUES if getattr(self, name) is not None), None)
 
 
@@ -219,8 +219,9 @@ def _check_target(feedback: Feedback) -> None:
 
 def _check_value(feedback: Feedback) -> None:
     given = [name for name in _VALUES if getattr(feedback, name) is not None]
-    if len(given) > 1 or (not given and feedback.demonstration is None):
-        _not_one((*_VALUES, "demonstration"), given)
+    in_words = feedback.demonstration is not None or bool(feedback.comment and feedback.group_id is None)
+    if len(given) > 1 or (not given and not in_words):
+        _not_one((*_VALUES, "demonstration", "comment"), given)
     stated = given if feedback.demonstration is None else [*given, "demonstration"]
     wrong = [name for name in stated if (name in _OF_GROUPS) != (feedback.group_id is not None)]
     if wrong:

@@ -50,13 +50,20 @@ def row_of(feedback: Feedback, project: str, created_at: datetime) -> dict[str, 
         demonstration={"role": "assistant", "content": demonstration}
         if isinstance(demonstration, str)
         else demonstration,
-        source={None: "demonstration", "rewards": "reward"}.get(value, value),
+        source=_source(value, demonstrates=demonstration is not None),
         credit=feedback.credit,
         final=final if feedback.final is None else feedback.final,
         comment=feedback.comment,
         metadata=feedback.metadata,
         idempotency_key=feedback.idempotency_key,
     )
+
+
+def _source(value: str | None, *, demonstrates: bool) -> str:
+    """Return the row's `source`. `value`: the name of the field that holds the value."""
+    if value is None:
+        return "demonstration" if demonstrates else "comment"
+    return "reward" if value == "rewards" else value
 
 
 def request_row(

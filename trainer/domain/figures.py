@@ -58,12 +58,13 @@ def step_columns(
 ) -> dict[str, Any]:
     """Return all figures of a step of that `kind` after its update, by column of `steps`."""
     rewards = [member.reward for member in members]
-    # Imitated answers were not sampled and are never masked, so these shares would mean nothing.
-    unsampled = dict.fromkeys(("fresh_share", "masked_share", "effective_share")) if kind == "sft" else {}
+    # Rows of examples have no version and are never masked, so these shares would mean nothing.
+    of_examples = kind in ("sft", "hindsight")
+    unsampled = dict.fromkeys(("fresh_share", "masked_share", "effective_share")) if of_examples else {}
     return {
         **asdict(figures),
         **unsampled,
-        "loss_function": {"grpo": settings.loss, "sft": "nll"}.get(kind, kind),
+        "loss_function": {"grpo": settings.loss, "sft": "nll", "hindsight": "divergence"}.get(kind, kind),
         "reward_mean": _mean(rewards),
         "reward_spread": _spread(rewards),
         "advantage_spread": _spread(list(taught.advantages.values())),

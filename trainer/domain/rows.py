@@ -68,6 +68,8 @@ class Row:
     """The completions whose sampling was constrained, in order."""
     pair: str = ""
     """Name of the pair of trajectories that it belongs to, where a step compares pairs."""
+    teacher_ids: tuple[int, ...] = ()
+    """The prompt with a correction in it, where a step learns from words."""
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class ExampleSelection:
 
 
 class WhyLeftOut(StrEnum):
-    """Why an example cannot be imitated; the value of `examples.left_out`."""
+    """Why an example cannot be learned from; the value of `examples.left_out`."""
 
     NOT_A_CHAT = "not_a_chat"
     """It is not a chat but in another dialect, and its ids are unknown: we have no template that renders it."""
@@ -54,6 +54,8 @@ class WhyLeftOut(StrEnum):
     """The logged prompt does not end as the template opens an answer."""
     NO_END = "no_end"
     """The answer does not end with one of the model's end tokens, or has one inside."""
+    NO_QUESTION = "no_question"
+    """Words correct it, and its conversation has no message of a user to which they could be added."""
     TOO_LONG = "too_long"
     """Prompt and answer are longer than `trainer.max_row_tokens`. Later steps try again: the setting may change."""
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 CHUNK_LOGITS = 2**25
 """Logits that exist at once: 128 MiB in fp32."""
@@ -41,6 +42,55 @@ def token_logprobs(
             hidden_SH, head.weight, bias, token_ids_S, temperatures_S, rows
         ),
     )
+
+
+def chosen_logprobs(
+    hidden_SH: Tensor,
+    head: torch.nn.Module,
+    ids_SK: Tensor,
+    temperatures_S: Tensor,
+    *,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> Tensor:
+    """Return the log probabilities (S, K), in nats, of K tokens at each position. The gradient flows to `hidden_SH`.
+
+    Logits of a chunk are dropped after the forward pass and computed again in the backward pass.
+    """
+    weight_VH, bias_V = cast(Tensor, head.weight), cast(Tensor | None, getattr(head, "bias", None))
+
+    def chunk(hidden_CH: Tensor, ids_CK: Tensor, temperatures_C: Tensor) -> Tensor:
+        z_CV = wide_logits(hidden_CH, weight_VH, bias_V) / temperatures_C[:, None]
+        return z_CV.gather(-1, ids_CK) - z_CV.logsumexp(-1, keepdim=True)
+
+    rows = max(1, chunk_logits // weight_VH.shape[0])
+    return torch.cat(
+        [
+            cast(
+                Tensor,
+                checkpoint(
+                    chunk, hidden_SH[part], ids_SK[part], temperatures_S[part],
+                    use_reentrant=False, preserve_rng_state=False,
+                ),
+            )
+            for part in _parts(len(hidden_SH), rows)
+        ]
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def likeliest(
+    hidden_SH: Tensor, head: torch.nn.Module, temperatures_S: Tensor, count: int, *, chunk_logits: int = CHUNK_LOGITS
+) -> tuple[Tensor, Tensor]:
+    """Return the `count` likeliest tokens at each position and their log probabilities in nats, both (S, K)."""
+    weight_VH, bias_V = cast(Tensor, head.weight), cast(Tensor | None, getattr(head, "bias", None))
+    count = min(count, weight_VH.shape[0])
+    ids, logprobs = [], []
+    for part in _parts(len(hidden_SH), max(1, chunk_logits // weight_VH.shape[0])):
+        z_CV = _logits(hidden_SH[part], weight_VH, bias_V, temperatures_S[part])
+        top_CK, ids_CK = z_CV.topk(count)
+        ids.append(ids_CK)
+        logprobs.append(top_CK - z_CV.logsumexp(-1, keepdim=True))
+    return torch.cat(ids), torch.cat(logprobs)
 
 
 class _TokenLogprobs(torch.autograd.Function):

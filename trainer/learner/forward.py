@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from trainer.domain.rows import Row
 from trainer.learner import attention, self_checks
 from trainer.learner import prefix_trees as trees
-from trainer.learner.chunked_head import token_logprobs
+from trainer.learner.chunked_head import chosen_logprobs, likeliest, token_logprobs
 from trainer.learner.constrained import head as constrained_head
 from trainer.learner.eos_tokens import ends_of
 from trainer.learner.gradient.memory import TokenBudget, ran_out
@@ -29,6 +29,8 @@ class Read:
 
     logprobs_S: Tensor
     entropies_S: Tensor
+    chosen_SK: Tensor | None = None
+    """Log probabilities of other tokens that were chosen at each position."""
 
 
 @dataclass(slots=True)
@@ -90,12 +92,23 @@ class Reading:
             return MicroBatch.as_forest(rows, weights, self._ways, self._device, self.ends)
         return MicroBatch.padded(rows, weights, self._device, self.ends)
 
-    def read(self, batch: MicroBatch) -> Read:
-        """Run one forward pass. The head sees only the positions that predict a sampled token."""
-        sampled = (self.hidden(batch), self.head, batch.token_ids_S, batch.temperatures_S)
+    def read(self, batch: MicroBatch, chosen_SK: Tensor | None = None) -> Read:
+        """Run one forward pass. The head sees only the positions that predict a sampled token.
+
+        `chosen_SK`: other tokens whose log probabilities are wanted there.
+        """
+        hidden_SH = self.hidden(batch)
+        sampled = (hidden_SH, self.head, batch.token_ids_S, batch.temperatures_S)
         if batch.constrained:
             return Read(*constrained_head.token_logprobs(*sampled, batch.constrained))
-        return Read(*token_logprobs(*sampled))
+        if chosen_SK is None:
+            return Read(*token_logprobs(*sampled))
+        chosen = chosen_logprobs(hidden_SH, self.head, chosen_SK, batch.temperatures_S)
+        return Read(*token_logprobs(*sampled), chosen)
+
+    def likeliest(self, batch: MicroBatch, count: int) -> tuple[Tensor, Tensor]:
+        """Return the `count` likeliest tokens at each sampled position and their log probabilities, both (S, K)."""
+        return likeliest(self.hidden(batch), self.head, batch.temperatures_S, count)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states (S, H) that predict the sampled tokens."""

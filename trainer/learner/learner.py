@@ -32,7 +32,7 @@ from trainer.learner.base.residence import Residence
 from trainer.learner.base.shared import SharedBase, shared_base
 from trainer.learner.constrained import measuring
 from trainer.learner.forward import Reading
-from trainer.learner.gradient import memory
+from trainer.learner.gradient import beforehand, memory
 from trainer.learner.gradient.accumulation import Accumulation
 from trainer.learner.gradient.objective import Objective, Sums, Terms, figures_of
 from trainer.learner.gradient.preferences import preference_loss
@@ -298,32 +298,16 @@ class Learner:
 
     def _terms(self, rows: Sequence[Row], version_in: int, kind: Kind, reference: Path | None) -> Terms:
         """Return what is fixed of an update before its first backward pass."""
+        if kind == "hindsight":
+            targets = beforehand.targets(self._reading, self._peers, rows, self._settings.hindsight_top)
+            return self._objective.terms(rows, version_in, kind, targets=targets)
         if kind not in PREFERENCES:
             return self._objective.terms(rows, version_in, kind)
-        policy_R = self._row_logprobs(rows)
+        policy_R = beforehand.row_logprobs(self._reading, self._peers, rows)
         with self.as_version(reference):
-            reference_R = self._row_logprobs(rows)
+            reference_R = beforehand.row_logprobs(self._reading, self._peers, rows)
         preference = preference_loss(rows, policy_R, reference_R, kind, self._settings)
         return self._objective.terms(rows, version_in, kind, preference)
-
-    @torch.no_grad()
-    def _row_logprobs(self, rows: Sequence[Row]) -> list[float]:
-        """Return the sum of the log probabilities, in nats, of each row's sampled tokens. Each process reads a part."""
-        peers = self._peers
-        mine = range(peers.rank, len(rows), peers.size)
-        own = memory.within(self._reading.budget, lambda: self._sums([rows[place] for place in mine]))
-        sums: list[dict[int, float]] = peers.exchange(dict(zip(mine, own, strict=True)))
-        together = {place: value for some in sums for place, value in some.items()}
-        return [together[place] for place in range(len(rows))]
-
-    def _sums(self, rows: Sequence[Row]) -> list[float]:
-        sums: dict[int, float] = {}
-        for places in self._reading.plan(rows) if rows else ():
-            batch = self._reading.batch([rows[place] for place in places], [1.0] * len(places))
-            logprobs_S = self._reading.read(batch).logprobs_S.double()
-            of_rows_R = logprobs_S.new_zeros(len(places)).index_add(0, batch.sequences_S, logprobs_S)
-            sums |= dict(zip(places, of_rows_R.tolist(), strict=True))
-        return [sums[place] for place in range(len(rows))]
 
     def _plan(self, rows: Sequence[Row]) -> Plan:
         """Return this process's micro-batches."""

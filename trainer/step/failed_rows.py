@@ -57,8 +57,14 @@ def read(path: Path) -> list[Row]:
 
 
 def _row(values: Mapping[str, Any]) -> Row:
-    # Earlier versions wrote one advantage for the whole row, and no pairs.
-    values = {"advantages_T": [values.get("advantage")] * len(values["token_ids_T"]), "pair": "", **values}
+    # Earlier versions wrote one advantage for the whole row, no pairs and no prompts of a
+    # teacher.
+    values = {
+        "advantages_T": [values.get("advantage")] * len(values["token_ids_T"]),
+        "pair": "",
+        "teacher_ids": (),
+        **values,
+    }
     spans = tuple(_span(span) for span in values.get("constrained", ()))
     plain = {field.name: _back(values[field.name]) for field in fields(Row) if field.name != "constrained"}
     return Row(**plain, constrained=spans)

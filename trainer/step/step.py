@@ -24,6 +24,7 @@ from trainer.gate.candidate_probe import load_and_probe
 from trainer.gate.probe import CandidateUnfit
 from trainer.learner.learner import Learner
 from trainer.step import failed_rows
+from trainer.step.hindsight import corrected_rows
 from trainer.step.rewarded import rewarded
 from trainer.step.supervised import imitation
 from trainer.store.unit_of_work import Store
@@ -197,7 +198,7 @@ def _take_claimed(
 def _nothing_to_learn(claim: Claim, taught: StepRows, store: Store, phases: Phases) -> bool:
     """End a step that has no row. Return that it is over."""
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
-    what = "trajectory could teach anything" if claim.wanted is None else "answer could be imitated"
+    what = "trajectory could teach anything" if claim.wanted is None else "answer could be learned from"
     why = f"no {what}: {why or 'there is none'}"
     store.end_without_version(claim, "noop", why, phases.columns())
     log.info("step %s: nothing to learn: %s", claim.id, why)
@@ -264,6 +265,8 @@ def _read(
     Raises:
         LeaseLost, VllmDown, ModelUnusable: see `take_step`.
     """
+    if claim.wanted is not None and claim.kind == "hindsight":
+        return corrected_rows(claim, claim.wanted, store, replicas, settings, unfit)
     if claim.wanted is not None:
         return imitation(claim, claim.wanted, store, replicas, settings, unfit)
     taught = rewarded(claim.kind, members, settings.trainer, unfit)

@@ -4,7 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.domain.claims import Claim
 from trainer.domain.row_builder import StepRows
@@ -29,6 +29,7 @@ from whetstone.vllm.client import VllmRefused
 STORED_AT_ONCE = 32
 """Examples rendered between two writes."""
 BAD_REQUEST = 400
+Waiting = TypeVar("Waiting")
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +82,29 @@ def _answer(example: Example, max_row_tokens: int) -> Answer | str:
 def _render_missing(claim: Claim, store: Store, replicas: Replicas, settings: Settings) -> None:
     """Have vLLM render the examples that are still text, and store the results."""
     waiting = [example for example in store.examples(claim) if example.text is not None]
-    if not waiting:
-        return
-    ends = end_ids(settings.model)
+    if waiting:
+        ends = end_ids(settings.model)
+        render_missing(waiting, lambda example: _render(claim, example, replicas, ends), claim, store, settings)
+
+
+def render_missing(
+    waiting: Sequence[Waiting],
+    render: Callable[[Waiting], RenderedExample],
+    claim: Claim,
+    store: Store,
+    settings: Settings,
+) -> None:
+    """Render each, and store the results some at a time.
+
+    Raises:
+        LeaseLost: another worker has the step.
+        VllmDown: it did not come back in time.
+    """
     for some in _batches(waiting, STORED_AT_ONCE):
         done = []
-        for example in some:
+        for one in some:
             store.renew(claim, settings.trainer.lease_s)
-            done.append(retry_while_down(partial(_render, claim, example, replicas, ends), claim, store, settings))
+            done.append(retry_while_down(partial(render, one), claim, store, settings))
         store.rendered(claim, done)
 
 
@@ -114,6 +130,6 @@ def _renders(claim: Claim, text: AnswerText, replicas: Replicas) -> Callable[[Se
     )
 
 
-def _batches(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+def _batches(examples: Sequence[Waiting], size: int) -> Iterator[Sequence[Waiting]]:
     for start in range(0, len(examples), size):
         yield examples[start : start + size]

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from migrations import schema
 from trainer.domain.baselines import compare
@@ -16,6 +16,15 @@ from trainer.store.eligible_groups import lock_candidates, read_candidates, read
 from trainer.store.step_ends import discard, end_step
 from whetstone.config.trainer import Kind, TrainerSettings
 from whetstone.registry.versions import lock, reject
+
+
+def hindsight_in_a_row(connection: Connection, project: str, policy: str) -> int:
+    """Return how many of the policy's newest promoted steps learned from words, up to the first of another kind."""
+    s = schema.steps.c
+    of_policy = (s.project == project, s.policy == policy, s.state == "promoted")
+    last_other = select(func.coalesce(func.max(s.number), 0)).where(*of_policy, s.kind.is_distinct_from("hindsight"))
+    newer = select(func.count()).where(*of_policy, s.number > last_other.scalar_subquery())
+    return int(connection.execute(newer).scalar_one())
 
 
 class Claims:
@@ -48,7 +57,8 @@ class Claims:
         if row.step_asked is None:
             return self._new(row)
         self._update_policy(policy, step_asked=None, step_asked_at=None)
-        return self._imitating(row) if row.step_asked["kind"] == "sft" else self._new(row)
+        kind = row.step_asked["kind"]
+        return self._new(row) if kind == "grpo" else self._by_examples(row, kind)
 
     def _take_over(self, step: Any, next_version: int) -> Claim | None:
         """Restart a step whose lease has ended: the same trajectories and baselines, another version number."""
@@ -140,11 +150,19 @@ class Claims:
         self._take(claim, choice, baselines)
         return claim
 
-    def _imitating(self, policy: Any) -> Claim:
-        """Claim a supervised step. The step itself then selects its examples, and may have none."""
-        claim = self._begin(policy, "sft", 0)
+    def _by_examples(self, policy: Any, kind: Kind) -> Claim | None:
+        """Claim a step that imitates, or learns from words. The step itself then selects its examples, if any."""
+        claim = self._begin(policy, kind, 0)
         imitates = {name: value for name, value in policy.step_asked.items() if name != "kind"}
         self._insert_step(claim, imitates=imitates)
+        most = self._settings.hindsight_in_a_row
+        if kind == "hindsight" and hindsight_in_a_row(self._connection, self._project, policy.id) >= most:
+            why = (
+                f"the last {most} versions learned from words, as many as trainer.hindsight_in_a_row: take a step of "
+                "another kind first"
+            )
+            end_step(self._connection, claim, "noop", self._now, {"error": why})
+            return None
         return claim
 
     def _begin(self, policy: Any, kind: Kind, baselined: int) -> Claim:
@@ -161,7 +179,7 @@ class Claims:
             baselined=baselined,
             kind=kind,
             asked_at=policy.step_asked_at,
-            wanted=ExampleSelection.of(policy.step_asked) if kind == "sft" else None,
+            wanted=ExampleSelection.of(policy.step_asked) if kind in ("sft", "hindsight") else None,
         )
         self._update_policy(policy.id, next_version=claim.version_out + 1, next_step=claim.number + 1)
         return claim

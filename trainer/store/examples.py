@@ -27,7 +27,7 @@ def take(connection: Connection, claim: Claim, source: str, sources: Sequence[So
         LeaseLost: another worker has the step.
     """
     update_step(connection, claim)
-    if connection.execute(select(e.source_id).where(*_of_step(claim)).limit(1)).first() is not None:
+    if connection.execute(select(e.source_id).where(*of_step(claim)).limit(1)).first() is not None:
         return
     update_step(connection, claim, trajectories=len({one.trajectory_id for one in sources}))
     known: set[str] = set()
@@ -60,7 +60,7 @@ def read_examples(connection: Connection, claim: Claim) -> list[Example]:
         select(*columns, e.prompt_token_ids, e.token_ids)
         .join(schema.completions, and_(c.project == e.project, c.id == e.completion_id))
         .join(schema.feedback, and_(f.project == e.project, f.id == e.source_id), isouter=True)
-        .where(*_of_step(claim))
+        .where(*of_step(claim))
         .order_by(e.trajectory_id, c.turn, e.source_id)
     )
     examples = []
@@ -71,8 +71,8 @@ def read_examples(connection: Connection, claim: Claim) -> list[Example]:
             examples.append(Example(row.source_id, row.trajectory_id, left_out=row.left_out))
             continue
         if at != row.trajectory_id:
-            at, log = row.trajectory_id, _log(connection, claim.project, row.trajectory_id)
-        examples.append(_example(row, _chain(log, row.completion_id)))
+            at, log = row.trajectory_id, read_log(connection, claim.project, row.trajectory_id)
+        examples.append(_example(row, chain_of(log, row.completion_id)))
     return examples
 
 
@@ -100,11 +100,11 @@ def _ids_of(one: RenderedExample) -> dict[str, list[int]]:
     return {name: list(token_ids) for name, token_ids in ids.items() if token_ids is not None}
 
 
-def _of_step(claim: Claim) -> tuple[ColumnElement[bool], ...]:
+def of_step(claim: Claim) -> tuple[ColumnElement[bool], ...]:
     return (e.project == claim.project, e.policy == claim.policy, e.step == claim.number)
 
 
-def _log(connection: Connection, project: str, trajectory_id: str) -> dict[str, Any]:
+def read_log(connection: Connection, project: str, trajectory_id: str) -> dict[str, Any]:
     """Return a trajectory's completions, by id."""
     columns = (c.id, c.follows, c.endpoint, c.new_messages, c.tools, c.response, c.sampling, c.finish_reason)
     query = select(*columns, c.prompt_token_ids, c.token_ids)
@@ -112,7 +112,7 @@ def _log(connection: Connection, project: str, trajectory_id: str) -> dict[str, 
     return {row.id: row for row in rows}
 
 
-def _chain(log: Mapping[str, Any], completion_id: str) -> list[Any]:
+def chain_of(log: Mapping[str, Any], completion_id: str) -> list[Any]:
     """Return the completion and those it extends, the first one first."""
     chain = []
     at: str | None = completion_id
@@ -125,7 +125,7 @@ def _chain(log: Mapping[str, Any], completion_id: str) -> list[Any]:
 def _example(row: Any, chain: Sequence[Any]) -> Example:
     last = chain[-1]
     shown = row.demonstration is not None
-    prompt_ids = _ids(row.prompt_token_ids) or _prompt(chain)
+    prompt_ids = _ids(row.prompt_token_ids) or prompt_of(chain)
     token_ids = _ids(row.token_ids)
     if token_ids is None and not shown and prompt_ids is not None:
         token_ids = _ids(last.token_ids)
@@ -133,7 +133,7 @@ def _example(row: Any, chain: Sequence[Any]) -> Example:
     if prompt_ids is None or token_ids is None:
         text = AnswerText(
             endpoint=last.endpoint,
-            messages=_messages(chain),
+            messages=messages_of(chain),
             tools=next((one.tools for one in reversed(chain) if one.tools is not None), None),
             template_arguments=(last.sampling or {}).get("chat_template_kwargs"),
             answer=row.demonstration if shown else last.response,
@@ -142,7 +142,7 @@ def _example(row: Any, chain: Sequence[Any]) -> Example:
     return Example(row.source_id, row.trajectory_id, prompt_ids, token_ids, text)
 
 
-def _prompt(chain: Sequence[Any]) -> tuple[int, ...] | None:
+def prompt_of(chain: Sequence[Any]) -> tuple[int, ...] | None:
     """Return the whole prompt of the last one, as logged."""
     ids: list[int] = []
     for one in chain[:-1]:
@@ -151,7 +151,7 @@ def _prompt(chain: Sequence[Any]) -> tuple[int, ...] | None:
     return (*ids, *added) if added else None
 
 
-def _messages(chain: Sequence[Any]) -> list[Any]:
+def messages_of(chain: Sequence[Any]) -> list[Any]:
     """Return the whole conversation that the last one answered."""
     messages: list[Any] = []
     for one in chain[:-1]:

@@ -13,11 +13,13 @@ from sqlalchemy import Engine, bindparam, case, select
 
 from migrations import schema
 from trainer.domain.claims import Claim, Member, Probe, ToolChat
+from trainer.domain.corrections import CorrectedAnswer
 from trainer.domain.figures import EndedStep
 from trainer.domain.measured import MeasuredRows
 from trainer.domain.sft_examples import Example, ExampleSelection, RenderedExample
 from trainer.store.claims import Claims
-from trainer.store.eligible_groups import policy_names
+from trainer.store.corrections import find_corrections, read_corrections
+from trainer.store.eligible_groups import policy_names, read_lineage
 from trainer.store.examples import read_examples, take, write_rendered
 from trainer.store.gate import note_probe, promoted, read_tool_chats, rejected, wait_for_tests
 from trainer.store.members import read_members
@@ -72,6 +74,25 @@ class Store:
             sources = find(connection, claim, wanted)
         with self._engine.begin() as connection:
             take(connection, claim, wanted.source, sources, datetime.now(UTC))
+
+    def take_corrections(self, claim: Claim, wanted: ExampleSelection, max_staleness: int) -> None:
+        """Take the answers that words correct, unless it has them already.
+
+        Those of versions that are more than `max_staleness` updates older than the one the step starts from are left.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        with self._reader.connect() as connection:
+            lineage = read_lineage(connection, claim.project, claim.policy, claim.version_in)
+            sources = find_corrections(connection, claim, wanted, lineage[: max_staleness + 1])
+        with self._engine.begin() as connection:
+            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+
+    def corrections(self, claim: Claim) -> list[CorrectedAnswer]:
+        """Return the answers that words correct, in a fixed order."""
+        with self._reader.connect() as connection:
+            return read_corrections(connection, claim)
 
     def examples(self, claim: Claim) -> list[Example]:
         """Return what a supervised step imitates, in a fixed order."""

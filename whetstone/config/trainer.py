@@ -11,12 +11,17 @@ LossName = Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
 AdvantageScale = Literal["none", "batch", "group", "mean"]
 BaselineName = Literal["group", "state"]
 Objective = Literal["grpo", "kto", "dpo"]
-Kind = Literal[Objective, "sft"]
+Kind = Literal[Objective, "sft", "hindsight"]
 """What a step does: `grpo` follows advantages with the configured loss, `kto` tells good answers from bad ones, `dpo`
-better from worse in a group, `sft` imitates answers."""
+better from worse in a group, `sft` imitates answers, `hindsight` learns from words that correct an answer."""
 PREFERENCES: tuple[Kind, ...] = ("kto", "dpo")
 DEMONSTRATIONS, BEST = "demonstrations", "best"
 """What a step may imitate besides another policy's answers; no policy may have these names."""
+COMMENTS = "comments"
+CORRECTIONS = (COMMENTS, DEMONSTRATIONS)
+"""Where the words of a hindsight step may come from."""
+CORRECTION = "{correction}"
+"""Stands for the correction in a hindsight step's template."""
 
 
 class TrainerSettings(Section):
@@ -85,6 +90,17 @@ class TrainerSettings(Section):
     """kto: weight of the good trajectories."""
     kto_undesirable_weight: float = Field(1, ge=0)
     """kto: weight of the bad ones. The paper weighs so that good and bad count about alike in a step."""
+    hindsight_template: Path | None = None
+    """hindsight: a text file with the words by which the correction is added to the last question, `{correction}` among
+    them; unset: `(Note: {correction})` in a paragraph of its own."""
+    hindsight_top: int = Field(20, ge=1)
+    """hindsight: how many of the teacher's likeliest tokens are compared; the rest is compared as one."""
+    hindsight_alpha: float = Field(0.5, ge=0, le=1)
+    """hindsight: which divergence. 0: KL(teacher to student); 1: KL(student to teacher); between: the generalised
+    Jensen-Shannon divergence with this weight on the teacher."""
+    hindsight_in_a_row: int = Field(20, ge=1)
+    """hindsight: most such versions in a row. A policy that learns from its own corrected answers alone may collapse;
+    a step of another kind starts the count again."""
     max_answer_tokens: int = Field(4096, ge=1)
     """dr_grpo divides by this number instead of an answer's length."""
     learning_rate: float | None = Field(None, gt=0)
@@ -158,6 +174,19 @@ class TrainerSettings(Section):
     their age."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where a step's metrics are sent in addition to SQL; each needs its package installed."""
+
+    @field_validator("hindsight_template")
+    @classmethod
+    def _holds_the_correction(cls, path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        if CORRECTION not in text:
+            raise ValueError(f"{path} does not contain {CORRECTION}, which the correction takes the place of")
+        return path
 
     @field_validator("schedule")
     @classmethod

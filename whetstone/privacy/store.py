@@ -216,7 +216,7 @@ def learned(connection: Connection, project: str, ids: Collection[str]) -> dict[
     between = and_(
         s.project == x.project,
         s.policy == x.policy,
-        s.kind == "sft",
+        s.kind.in_(("sft", "hindsight")),
         s.number <= x.step,
         or_(s.ended_at.is_(None), s.ended_at >= x.created_at),
     )

@@ -21,7 +21,7 @@ from proxy.recording.store import REVIEWS_AT_ONCE
 from whetstone.domain.ids import ID
 from whetstone.domain.states import FeedbackState
 
-SOURCES = ("reward", "thumbs", "parts", "demonstration", "judge", "end", "close")
+SOURCES = ("reward", "thumbs", "parts", "demonstration", "comment", "judge", "end", "close")
 COUNTED = timedelta(days=7)
 
 

@@ -119,7 +119,7 @@ def rewarded(connection: Connection, project: str, since: datetime) -> dict[str,
         th.project == project, th.hour >= hour
     )
     feedback = select(func.sum(fh.feedback)).where(
-        fh.project == project, fh.hour >= hour, fh.source.in_(("reward", "thumbs", "parts", "demonstration"))
+        fh.project == project, fh.hour >= hour, fh.source.in_(("reward", "thumbs", "parts", "demonstration", "comment"))
     )
     began, with_reward = connection.execute(trajectories).one()
     came = connection.execute(feedback).scalar()

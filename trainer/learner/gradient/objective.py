@@ -15,7 +15,8 @@ from torch import Tensor
 from trainer.domain.figures import StepFigures
 from trainer.domain.rows import Row
 from trainer.learner import losses
-from trainer.learner.forward import Reading
+from trainer.learner.forward import Read, Reading
+from trainer.learner.gradient.hindsight import Targets, divergence
 from trainer.learner.gradient.preferences import PreferenceLoss
 from trainer.learner.losses import PolicyLoss, Tokens, k3
 from trainer.learner.micro_batches import MicroBatch
@@ -47,6 +48,8 @@ class Terms:
     kind: Kind
     loss: float | None = None
     """The loss of preferences, which `weights` are the derivatives of; None where the rows' losses add up to it."""
+    targets: Sequence[Targets] = ()
+    """For each row, what the teacher of a step that learns from words says."""
 
 
 @dataclass(slots=True)
@@ -98,14 +101,23 @@ class Objective:
         self._loss = losses.policy_loss(settings.loss, settings.clip_low, settings.clip_high, settings.tv_regulariser)
 
     def terms(
-        self, rows: Sequence[Row], version_in: int, kind: Kind, preference: PreferenceLoss | None = None
+        self,
+        rows: Sequence[Row],
+        version_in: int,
+        kind: Kind,
+        preference: PreferenceLoss | None = None,
+        targets: Sequence[Targets] = (),
     ) -> Terms:
-        """Return the terms of a step over the rows. `preference`: its loss, where it learns from preferences."""
+        """Return the terms of a step over the rows.
+
+        `preference`: of preferences, their loss; `targets`: of a step that learns from words, those of each row.
+        """
         tokens = sum(sum(row.sampled_T) for row in rows)
         if preference is not None:
-            weights, loss = preference.slopes_R, preference.loss
-            return Terms(rows, weights, self._measured(rows), tokens, version_in, kind, loss)
-        return Terms(rows, self._weights(rows, tokens, kind), self._measured(rows), tokens, version_in, kind)
+            measured = self._measured(rows)
+            return Terms(rows, preference.slopes_R, measured, tokens, version_in, kind, preference.loss)
+        weights = self._weights(rows, tokens, kind)
+        return Terms(rows, weights, self._measured(rows), tokens, version_in, kind, targets=targets)
 
     def backward(self, terms: Terms, places: Sequence[int]) -> tuple[Tensor, int]:
         """Add the gradient of these rows as one micro-batch. Return the first ten of `Sums` over it, and its tokens.
@@ -115,8 +127,11 @@ class Objective:
         """
         batch = self._batch(terms, places)
         among_S, base_M = self._base_logprobs(terms, places, batch)
-        read = self._reading.read(batch)
-        policy = self.policy_loss(batch, read.logprobs_S, terms.kind)
+        if terms.targets:
+            read, policy = self._beside_teacher(batch, [terms.targets[place] for place in places])
+        else:
+            read = self._reading.read(batch)
+            policy = self.policy_loss(batch, read.logprobs_S, terms.kind)
         losses_S = policy.losses_S
         kl_M = k3(read.logprobs_S[among_S], base_M)
         if self._settings.kl_weight and terms.kind not in PREFERENCES:  # these have a reference of their own
@@ -156,6 +171,16 @@ class Objective:
         tokens = Tokens(trainer_S, batch.inference_logprobs_S, batch.advantages_S, batch.sequences_S)
         return losses.guarded(tokens, self._loss, self._settings.max_ratio)
 
+    def _beside_teacher(self, batch: MicroBatch, targets: Sequence[Targets]) -> tuple[Read, PolicyLoss]:
+        """Return what is read, and the divergence from the teacher at each token."""
+        device = batch.token_ids_S.device
+        ids_SK = torch.cat([one.ids_NK for one in targets]).to(device)
+        teacher_SK = torch.cat([one.logprobs_NK for one in targets]).to(device)
+        read = self._reading.read(batch, ids_SK)
+        assert read.chosen_SK is not None
+        losses_S = divergence(read.chosen_SK, teacher_SK, self._settings.hindsight_alpha)
+        return read, PolicyLoss(losses_S, torch.zeros_like(losses_S, dtype=torch.bool))
+
     def _batch(self, terms: Terms, places: Sequence[int]) -> MicroBatch:
         return self._reading.batch([terms.rows[place] for place in places], [terms.weights[place] for place in places])
 
@@ -175,7 +200,7 @@ class Objective:
 
     def _weights(self, rows: Sequence[Row], step_tokens: int, kind: Kind) -> list[float]:
         """Return, for each row, the weight of its tokens in the loss."""
-        if kind == "sft":
+        if kind in ("sft", "hindsight"):
             return [1 / step_tokens] * len(rows)
         tokens: Counter[str] = Counter()
         for row in rows:

@@ -6,7 +6,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import typer
@@ -57,10 +57,14 @@ def step(
         str | None,
         typer.Option("--imitate", help="A supervised step: on `demonstrations`, the `best` answers, or a policy's"),
     ] = None,
+    hindsight: Annotated[
+        Literal["comments", "demonstrations"] | None,
+        typer.Option("--hindsight", help="A step that learns from words: what feedback says of single answers"),
+    ] = None,
     min_reward: Annotated[
         float | None, typer.Option("--min-reward", help="Least reward of an answer to imitate")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most answers to imitate [64]")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most answers to imitate or correct [64]")] = None,
     data: DataOption = None,
     config: ConfigOption = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Request it and do not wait")] = False,
@@ -78,23 +82,28 @@ def step(
 
         whetstone step starter
         whetstone step --imitate best --min-reward 1
+        whetstone step --hindsight comments
         whetstone step --dry-run
     """
     settings = running_settings(data, config)
     check(
         {
-            "--dry-run shows a policy-gradient step; leave out --imitate and --no-wait": dry_run
-            and (imitate is not None or no_wait),
+            "--dry-run shows a step on rewards; leave out --imitate, --hindsight and --no-wait": dry_run
+            and (imitate is not None or hindsight is not None or no_wait),
             "--rows goes with --dry-run": rows and not dry_run,
-            "--min-reward and --limit go with --imitate": (min_reward is not None or limit is not None)
+            "--imitate and --hindsight are two kinds of step": imitate is not None and hindsight is not None,
+            "--min-reward goes with --imitate": min_reward is not None and imitate is None and not dry_run,
+            "--limit goes with --imitate or --hindsight": limit is not None
             and imitate is None
+            and hindsight is None
             and not dry_run,
         }
     )
     if dry_run:
         _dry_run(settings, policy, rows=rows, as_json=as_json)
     name = policy or settings.policy
-    fields = {"kind": "sft" if imitate else "grpo", "from": imitate, "min_reward": min_reward, "limit": limit}
+    kind = "sft" if imitate else "hindsight" if hindsight else "grpo"
+    fields = {"kind": kind, "from": imitate or hindsight, "min_reward": min_reward, "limit": limit}
     answer = admin_client.ask(settings.data, name, "step", fields, look='`whetstone sql "SELECT * FROM admin_steps"`')
     requested_at = msgspec.json.decode(answer, type=_StepResponse).asked_at
     if no_wait:

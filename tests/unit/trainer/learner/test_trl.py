@@ -21,6 +21,7 @@ from torch import Tensor
 from trainer.adapters import files
 from trainer.domain.rows import Row
 from trainer.learner import losses
+from trainer.learner.gradient.hindsight import divergence
 from trainer.learner.gradient.preferences import preference_loss
 from trainer.learner.learner import Learner
 from trainer.learner.losses import Tokens
@@ -296,6 +297,25 @@ def preferred(name: str, mask_T: list[bool], good: bool, pair: str) -> Row:
         advantages_T=(0.0, *((1.0 if good else -1.0) if here else 0.0 for here in mask_T)),
         pair=pair,
     )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
+def test_the_divergence_of_hindsight_and_its_gradient_are_those_of_trls_sdpo(tmp_path: Path, alpha: float) -> None:
+    given = []
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        student_SV, teacher_SV = (torch.randn(12, 40, generator=generator).mul(2).log_softmax(-1) for _ in range(2))
+        teacher_SK, ids_SK = teacher_SV.topk(8)
+        given.append({"student": student_SV.gather(-1, ids_SK), "teacher": teacher_SK.contiguous()})
+    theirs = ask("divergences", tmp_path, [{"alpha": alpha}] * len(given), given)
+    for one, answer in zip(given, theirs, strict=True):
+        student_SK = one["student"].clone().requires_grad_()
+        each_S = divergence(student_SK, one["teacher"], alpha)
+        each_S.sum().backward()
+        assert student_SK.grad is not None
+        assert (each_S.detach() - answer["each"]).abs().max() <= 2e-6
+        assert (student_SK.grad - answer["gradient"]).abs().max() <= 2e-6
+        assert answer["gradient"].abs().max() > 1e-3
 
 
 TEMPERATURE = 0.7

@@ -1,6 +1,6 @@
 """Executed in TRL's environment: batches in, the losses and gradients of TRL's own code out.
 
-    trl_reference.py losses|gradients|preferences FOLDER
+    trl_reference.py losses|gradients|preferences|divergences FOLDER
 
 FOLDER holds `cases.json`, with TRL's settings of each case, and `given.safetensors`, with tensors named after the
 case's place. `answers.safetensors` is written beside them.
@@ -105,6 +105,16 @@ def preferences(case: dict[str, Any], given: dict[str, Tensor]) -> dict[str, Ten
     loss = trainer._compute_loss(lambda **_: read, batch, return_outputs=False)
     loss.backward()
     return {"loss": loss.detach(), "gradient": logprobs_BT.grad}
+
+
+def divergences(case: dict[str, Any], given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """SDPO's divergence at each token from the K likeliest tokens and the rest, its sum, and the sum's gradient."""
+    from trl.experimental.sdpo.loss_utils import add_tail_bucket, compute_divergence
+
+    student_SK = given["student"].requires_grad_()
+    each_S = compute_divergence(add_tail_bucket(student_SK), add_tail_bucket(given["teacher"]), case["alpha"])
+    each_S.sum().backward()
+    return {"each": each_S.detach(), "gradient": student_SK.grad}
 
 
 def _kind(case: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,0 +1,99 @@
+"""Select and read the answers that words correct: their comments or demonstrations, and the ids that were sampled.
+
+They are stored as examples (`trainer.store.examples`), whose ids end with HINDSIGHT: the same feedback may be imitated
+as well.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, select
+
+from migrations import schema
+from trainer.domain.claims import Claim
+from trainer.domain.corrections import CorrectedAnswer
+from trainer.domain.sft_examples import ExampleSelection, WhyLeftOut
+from trainer.store.examples import chain_of, messages_of, of_step, prompt_of, read_log
+from trainer.store.sources import STANDING, USABLE, Source
+from whetstone.config.trainer import COMMENTS
+
+HINDSIGHT = "/hindsight"
+
+c, e, f, t = schema.completions.c, schema.examples.c, schema.feedback.c, schema.trajectories.c
+
+
+def find_corrections(
+    connection: Connection, claim: Claim, wanted: ExampleSelection, versions: Collection[int]
+) -> list[Source]:
+    """Return the answers that the step learns from: first those that no step has learned from, then the newest.
+
+    They are complete answers that one of `versions` of the policy sampled, with the newest words about each.
+    """
+    answered = func.coalesce(f.completion_id, t.tail_completion_id)
+    place = func.row_number().over(partition_by=answered, order_by=(f.created_at.desc(), f.id.desc()))
+    words = f.comment if wanted.source == COMMENTS else f.demonstration
+    corrected = (
+        select(f.id, f.trajectory_id, answered.label("completion_id"), f.created_at, place.label("place"))
+        .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
+        .where(f.project == claim.project, words.is_not(None))
+        .where(f.state.in_(STANDING), f.withdrawn_at.is_(None), t.split == "train", t.no_train.is_(False))
+        .subquery()
+    )
+    source_id = corrected.c.id + HINDSIGHT
+    known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == source_id)
+    query = (
+        select(source_id, corrected.c.trajectory_id, corrected.c.completion_id)
+        .join(schema.completions, and_(c.project == claim.project, c.id == corrected.c.completion_id))
+        .join(schema.examples, known, isouter=True)
+        .where(corrected.c.place == 1, c.policy == claim.policy, c.policy_version.in_(versions))
+        .where(c.status == "complete", c.why_not_trained.is_(None), c.token_ids.is_not(None), USABLE)
+        .order_by(func.coalesce(e.step, 0), corrected.c.created_at.desc(), corrected.c.id)
+        .limit(wanted.limit)
+    )
+    return [Source(*row) for row in connection.execute(query)]
+
+
+def read_corrections(connection: Connection, claim: Claim) -> list[CorrectedAnswer]:
+    """Return the step's corrected answers, by trajectory and turn."""
+    query = (
+        select(e.source_id, e.source, e.trajectory_id, e.completion_id, e.prompt_token_ids, e.left_out)
+        .add_columns(f.comment, f.demonstration)
+        .join(schema.completions, and_(c.project == e.project, c.id == e.completion_id))
+        .join(schema.feedback, and_(f.project == e.project, f.id + HINDSIGHT == e.source_id))
+        .where(*of_step(claim))
+        .order_by(e.trajectory_id, c.turn, e.source_id)
+    )
+    answers = []
+    log: dict[str, Any] = {}
+    at = None
+    for row in connection.execute(query).all():
+        if at != row.trajectory_id:
+            at, log = row.trajectory_id, read_log(connection, claim.project, row.trajectory_id)
+        chain = chain_of(log, row.completion_id)
+        last, prompt_ids = chain[-1], prompt_of(chain)
+        correction = row.comment if row.source == COMMENTS else _text_of(row.demonstration)
+        lacks = prompt_ids is None or not last.token_ids or not correction
+        answers.append(
+            CorrectedAnswer(
+                source_id=row.source_id,
+                trajectory_id=row.trajectory_id,
+                prompt_ids=prompt_ids or (),
+                token_ids=tuple(last.token_ids or ()),
+                teacher_ids=None if row.prompt_token_ids is None else tuple(row.prompt_token_ids),
+                endpoint=last.endpoint,
+                messages=messages_of(chain),
+                tools=next((one.tools for one in reversed(chain) if one.tools is not None), None),
+                template_arguments=(last.sampling or {}).get("chat_template_kwargs"),
+                correction=correction or "",
+                left_out=row.left_out or (WhyLeftOut.NOT_A_CHAT.value if lacks else None),
+            )
+        )
+    return answers
+
+
+def _text_of(demonstration: Any) -> str | None:
+    """Return the text of the message; None where it has none, as where it calls tools."""
+    content = demonstration.get("content") if isinstance(demonstration, dict) else None
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict)) or None
+    return content if isinstance(content, str) else None
