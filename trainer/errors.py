@@ -12,7 +12,7 @@ TrainerError
 │   └── PeerOutOfMemory   its device's memory does not suffice (also an OutOfMemory)
 ├── PeersMissing          the processes or devices that the settings require do not exist
 ├── SinkMissing           the package of a metrics sink is not installed
-├── LeftOut               (domain/sft_examples) an example cannot be imitated; the others go on
+├── LeftOut               (domain/examples/sft_examples) an example cannot be imitated; the others go on
 ├── CandidateUnfit        (gate/probe) the candidate does not pass the gate
 ├── LoadRefused           (vllm/pool) all servers are healthy, and none loads the adapter
 ├── NotAForest            (learner/attention) the model passes an argument that a forest does not support

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trainer.domain.examples.sft_examples import ExampleSelection
 from trainer.domain.rows import SampledCompletion
-from trainer.domain.sft_examples import ExampleSelection
 from whetstone.config.trainer import Kind
 from whetstone.domain.ids import step_id, version_id
 from whetstone.domain.why_not_trained import WhyNotTrained

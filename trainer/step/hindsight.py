@@ -5,10 +5,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from trainer.domain.claims import Claim
-from trainer.domain.corrections import TEMPLATE, CorrectedAnswer, with_correction
+from trainer.domain.examples.corrections import TEMPLATE, CorrectedAnswer, with_correction
+from trainer.domain.examples.sft_examples import CHAT, ExampleSelection, LeftOut, RenderedExample, WhyLeftOut
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Answer, Row, rows_for_sft
-from trainer.domain.sft_examples import CHAT, ExampleSelection, LeftOut, RenderedExample, WhyLeftOut
 from trainer.step.supervised import BAD_REQUEST, render_missing
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas

@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from trainer.domain.claims import Claim
-from trainer.domain.row_builder import StepRows
-from trainer.domain.rows import Answer, rows_for_sft
-from trainer.domain.sft_examples import (
+from trainer.domain.examples.sft_examples import (
     AnswerText,
     Example,
     ExampleSelection,
@@ -18,6 +16,8 @@ from trainer.domain.sft_examples import (
     WhyLeftOut,
     rendered,
 )
+from trainer.domain.row_builder import StepRows
+from trainer.domain.rows import Answer, rows_for_sft
 from trainer.learner.eos_tokens import end_ids
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas

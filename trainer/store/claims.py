@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select
 from migrations import schema
 from trainer.domain.baselines import compare
 from trainer.domain.claims import Claim
-from trainer.domain.sft_examples import ExampleSelection
+from trainer.domain.examples.sft_examples import ExampleSelection
 from trainer.domain.triggers import Choice, choose, last_fired
 from trainer.store.eligible_groups import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
 from trainer.store.step_ends import discard, end_step

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, and_, func, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
-from trainer.domain.corrections import CorrectedAnswer
-from trainer.domain.sft_examples import ExampleSelection, WhyLeftOut
+from trainer.domain.examples.corrections import CorrectedAnswer
+from trainer.domain.examples.sft_examples import ExampleSelection, WhyLeftOut
 from trainer.store.examples import chain_of, messages_of, of_step, prompt_of, read_log
 from trainer.store.sources import STANDING, USABLE, Source
 from whetstone.config.trainer import COMMENTS

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
-from trainer.domain.sft_examples import ExampleSelection, WhyLeftOut
+from trainer.domain.examples.sft_examples import ExampleSelection, WhyLeftOut
 from whetstone.config.trainer import BEST, DEMONSTRATIONS
 from whetstone.database.engine import chunks
 from whetstone.domain.why_not_trained import WhyNotTrained

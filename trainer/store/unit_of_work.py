@@ -13,10 +13,10 @@ from sqlalchemy import Engine, bindparam, case, select
 
 from migrations import schema
 from trainer.domain.claims import Claim, Member, Probe, ToolChat
-from trainer.domain.corrections import CorrectedAnswer
+from trainer.domain.examples.corrections import CorrectedAnswer
+from trainer.domain.examples.sft_examples import Example, ExampleSelection, RenderedExample
 from trainer.domain.figures import EndedStep
 from trainer.domain.measured import MeasuredRows
-from trainer.domain.sft_examples import Example, ExampleSelection, RenderedExample
 from trainer.store.claims import Claims
 from trainer.store.corrections import find_corrections, read_corrections
 from trainer.store.eligible_groups import policy_names, read_lineage

@@ -89,6 +89,9 @@ def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
         {"trajectory_id": "t", "thumbs": "sideways"},
         {"trajectory_id": "t", "rewards": {"t": 1}},
         {"group_id": "g", "reward": 1},
+        {"group_id": "g", "comment": "x"},
+        {"trajectory_id": "t", "comment": ""},
+        {"trajectory_id": "t", "comment": "x", "credit": "step"},
         {"group_id": "g", "thumbs": "up"},
         {"group_id": "g", "rewards": {}},
         {"group_id": "g", "rewards": {"a b": 1}},
@@ -180,6 +183,13 @@ def test_a_demonstration_may_stand_beside_what_the_answer_was_worth() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {}}]}
     stored = row(completion_id="c", thumbs="down", demonstration=message)
     assert (stored["demonstration"], stored["reward"], stored["source"]) == (message, 0.0, "thumbs")
+
+
+def test_a_comment_alone_is_no_reward_and_ends_nothing_unless_it_says_so() -> None:
+    stored = row(completion_id="c", comment="It should have gone to billing.")
+    assert (stored["comment"], stored["reward"]) == ("It should have gone to billing.", None)
+    assert (stored["source"], stored["final"]) == ("comment", False)
+    assert row(trajectory_id="t", comment="no", final=True)["final"] is True
 
 
 def test_every_body_on_the_page_is_taken() -> None:

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, select, update
 
 from migrations import schema
 from trainer.domain.claims import Claim, Probe
-from trainer.domain.sft_examples import Example, RenderedExample
+from trainer.domain.examples.sft_examples import Example, RenderedExample
 from trainer.errors import LeaseLost
 from trainer.store.unit_of_work import Store
 from whetstone.config.trainer import TrainerSettings

@@ -91,7 +91,7 @@ def test_the_gradient_of_a_micro_batch_that_failed_on_its_way_back_is_dropped(
         assert_equal_but_for_rounding(disturbed, undisturbed)
 
 
-def test_a_device_that_holds_fewer_tokens_is_found_out_once(tiny_model: Path, make_rows: MakeRows) -> None:
+def test_a_device_that_holds_fewer_tokens_is_discovered_once(tiny_model: Path, make_rows: MakeRows) -> None:
     undisturbed, disturbed = (Learner.fresh(tiny_model, SETTINGS, seed=1) for _ in range(2))
     steps = [make_rows(12, seed=step) for step in range(3)]
     read: list[int] = []
@@ -107,7 +107,7 @@ def test_a_device_that_holds_fewer_tokens_is_found_out_once(tiny_model: Path, ma
         assert bool(moments) == (number == 0)
     assert max(read[-100:]) <= 100
     assert memory.budget_of(disturbed.base, SETTINGS).tokens <= 128
-    # Another learner of this process, as after a rejection, begins with what was found.
+    # Another learner of this process, as after a rejection, begins with that budget.
     other = Learner.fresh(tiny_model, SETTINGS, seed=2)
     with shortage(runs_out) as moments:
         other.step(steps[0], 1)

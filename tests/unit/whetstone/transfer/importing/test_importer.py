@@ -19,7 +19,7 @@ from proxy.inference.context import owner_of
 from proxy.trajectories.conversation_hash import ConversationHasher
 from tests.conftest import NOW, Seed, as_told
 from trainer.domain.claims import Claim
-from trainer.domain.sft_examples import ExampleSelection
+from trainer.domain.examples.sft_examples import ExampleSelection
 from trainer.store.sources import find
 from whetstone.config.privacy import pseudonym
 from whetstone.config.settings import GroupSettings, Settings, SettingsError

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.domain.sft_examples import LeftOut, WhyLeftOut
+from trainer.domain.examples.sft_examples import LeftOut, WhyLeftOut
 from whetstone.config.trainer import CORRECTION
 
 TEMPLATE = f"\n\n(Note: {CORRECTION})"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.domain.corrections import TEMPLATE, with_correction
-from trainer.domain.sft_examples import LeftOut
+from trainer.domain.examples.corrections import TEMPLATE, with_correction
+from trainer.domain.examples.sft_examples import LeftOut
 
 
 def test_it_follows_the_last_question_and_the_rest_stays() -> None:

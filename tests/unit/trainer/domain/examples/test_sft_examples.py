@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.domain.sft_examples import (
+from trainer.domain.examples.sft_examples import (
     CHAT,
     TEXT,
     AnswerText,

@@ -1,0 +1,1 @@
+"""Hold what steps by example learn from: `sft_examples` are answers to imitate, `corrections` words about an answer."""
