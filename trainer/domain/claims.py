@@ -34,6 +34,10 @@ class Member:
     """None where there was nothing to compute one from, and where it is not alone."""
     reward_scale: str | None = None
     """Its reward may be compared with those of other groups that name the same scale. None: only within its group."""
+    cut_off: bool = False
+    """A length limit ended its last completion."""
+    judged: bool = False
+    """A judge gave its reward."""
     step_rewards: Mapping[int, float] = field(default_factory=dict)
     """What was earned at its turns, by turn; `reward` contains them."""
 

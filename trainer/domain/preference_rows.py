@@ -19,9 +19,7 @@ def kto_rows(members: Sequence[Member], settings: TrainerSettings, unfit: Collec
     Where all are good or all are bad, none teaches (`group_uniform`): the step could only make everything likelier, or
     less likely. `unfit`: see `usable_members`.
     """
-    usable = usable_members(members, settings.max_row_tokens, unfit)
-    left_out = {**usable.left_out, **{name: why for name, why in usable.unusable.items() if why is not None}}
-    some = [member for member in usable.among if member.trajectory_id not in left_out]
+    some, left_out = _usable(members, settings, unfit)
     signs = {member.trajectory_id: 1.0 if member.reward > settings.kto_desirable_above else -1.0 for member in some}
     if len(set(signs.values())) < 2:
         return StepRows((), {}, {}, left_out | dict.fromkeys(signs, WhyNotTrained.GROUP_UNIFORM.value), 0)
@@ -38,9 +36,7 @@ def dpo_rows(members: Sequence[Member], settings: TrainerSettings, unfit: Collec
     with the second worst, and so on as long as their rewards differ (`uniform`). A trajectory without a partner is left
     out: `group_uniform`, or `too_few` where it is alone. `unfit`: see `usable_members`.
     """
-    usable = usable_members(members, settings.max_row_tokens, unfit)
-    left_out = {**usable.left_out, **{name: why for name, why in usable.unusable.items() if why is not None}}
-    some = [member for member in usable.among if member.trajectory_id not in left_out]
+    some, left_out = _usable(members, settings, unfit)
     rows: list[Row] = []
     paired: dict[str, Member] = {}
     signs: dict[str, float] = {}
@@ -54,6 +50,16 @@ def dpo_rows(members: Sequence[Member], settings: TrainerSettings, unfit: Collec
             why = WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
             left_out[member.trajectory_id] = why.value
     return _step(rows, paired.values(), signs, left_out)
+
+
+def _usable(
+    members: Sequence[Member], settings: TrainerSettings, unfit: Collection[str]
+) -> tuple[list[Member], dict[str, str]]:
+    """Return the members that rows are built of, and why the others are left out."""
+    cut_off = "mask" if settings.cut_off == "clamp" else settings.cut_off
+    usable = usable_members(members, settings.max_row_tokens, unfit, cut_off)
+    left_out = {**usable.left_out, **{name: why for name, why in usable.unusable.items() if why is not None}}
+    return [member for member in usable.among if member.trajectory_id not in left_out], left_out
 
 
 def _pairs(members: Iterable[Member]) -> Iterator[tuple[Member, Member]]:

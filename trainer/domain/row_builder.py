@@ -9,8 +9,8 @@ from trainer.domain.advantages import divisor, divisors, group_relative, state_r
 from trainer.domain.claims import Member
 from trainer.domain.measured import MeasuredRows
 from trainer.domain.rows import Row, SampledCompletion, merge
-from trainer.domain.usable_members import LARGEST_GAP, usable_members
-from whetstone.config.trainer import AdvantageScale, BaselineName
+from trainer.domain.usable_members import LARGEST_GAP, treatment, usable_members
+from whetstone.config.trainer import AdvantageScale, BaselineName, CutOff
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 State = tuple[str, str, tuple[int, ...]]
@@ -58,6 +58,7 @@ def build_rows(
     scale: AdvantageScale = "none",
     unfit: Collection[str] = (),
     baseline: BaselineName = "group",
+    cut_off: CutOff | None = None,
 ) -> StepRows:
     """Build the rows and advantages of all members that teach something, and the reasons for the rest.
 
@@ -67,9 +68,9 @@ def build_rows(
     member of a group without differing rewards then teaches where it is compared with members that have other rewards.
 
     `scale`: see `divisors`. `unfit`: trajectories with a row that does not fit into the device's memory; they are left
-    out like those with a row above `max_row_tokens`.
+    out like those with a row above `max_row_tokens`. `cut_off`: see `treatment`; by `clamp` no advantage is above 0.
     """
-    usable = usable_members(members, max_row_tokens, unfit)
+    usable = usable_members(members, max_row_tokens, unfit, cut_off)
     among, left_out = usable.among, dict(usable.left_out)
     compared, baselines = _compared(among, scale)
     at_states = _by_state(among, scale) if baseline == "state" else {}
@@ -90,6 +91,8 @@ def build_rows(
                 turns.get(completion.turn, own or 0.0) if advantage is None else advantage
                 for completion, advantage in zip(member.completions, here, strict=True)
             ]
+            if treatment(member, cut_off) == "clamp":
+                of_completions = [min(0.0, advantage) for advantage in of_completions]
             counts = [len(completion.token_ids) for completion in member.completions]
             rows += merge(name, member.completions, of_completions)
             answers += sum(map(bool, counts))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trainer.domain.claims import Member
 from trainer.domain.rows import check
 from trainer.errors import RowError
+from whetstone.config.trainer import CutOff
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 LARGEST_GAP = 1e6
@@ -30,8 +31,12 @@ class Usable:
     """Why each of the other members is left out, by id."""
 
 
-def usable_members(members: Sequence[Member], max_row_tokens: int, unfit: Collection[str] = ()) -> Usable:
+def usable_members(
+    members: Sequence[Member], max_row_tokens: int, unfit: Collection[str] = (), cut_off: CutOff | None = None
+) -> Usable:
     """Return which members are compared. `unfit`: trajectories with a row that does not fit into the device's memory.
+
+    `cut_off`: see `treatment`.
 
     Which trajectories are too long depends on what was sampled, so they leave the comparison too. What remains is the
     gradient of E[r | the rows fit]. With their rewards in the mean the advantages of the others no longer add up to 0:
@@ -42,8 +47,20 @@ def usable_members(members: Sequence[Member], max_row_tokens: int, unfit: Collec
     unusable = {m.trajectory_id: _why_unusable(m, max_row_tokens) for m in members if m.trajectory_id not in left_out}
     too_long = [name for name, why in unusable.items() if why == WhyNotTrained.TOO_LONG or name in unfit]
     left_out |= dict.fromkeys(too_long, WhyNotTrained.TOO_LONG)
+    left_out |= {
+        member.trajectory_id: WhyNotTrained.CUT_OFF.value
+        for member in members
+        if member.trajectory_id not in left_out and treatment(member, cut_off) == "mask"
+    }
     among = tuple(member for member in members if member.trajectory_id not in left_out)
     return Usable(among, unusable, left_out)
+
+
+def treatment(member: Member, cut_off: CutOff | None) -> CutOff:
+    """Return what is done with a member by `trainer.cut_off`; `train` with all that no length limit ended."""
+    if not member.cut_off:
+        return "train"
+    return cut_off or ("mask" if member.judged else "train")
 
 
 def _too_large(members: Sequence[Member]) -> Iterator[str]:

@@ -14,4 +14,6 @@ def rewarded(kind: Kind, members: Sequence[Member], settings: TrainerSettings, u
         return kto_rows(members, settings, unfit)
     if kind == "dpo":
         return dpo_rows(members, settings, unfit)
-    return build_rows(members, settings.max_row_tokens, settings.advantage_scale, unfit, settings.baseline)
+    return build_rows(
+        members, settings.max_row_tokens, settings.advantage_scale, unfit, settings.baseline, settings.cut_off
+    )

@@ -10,6 +10,7 @@ from whetstone.config.rewards import Section
 LossName = Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
 AdvantageScale = Literal["none", "batch", "group", "mean"]
 BaselineName = Literal["group", "state"]
+CutOff = Literal["train", "mask", "clamp"]
 Objective = Literal["grpo", "kto", "dpo"]
 Kind = Literal[Objective, "sft", "hindsight"]
 """What a step does: `grpo` follows advantages with the configured loss, `kto` tells good answers from bad ones, `dpo`
@@ -76,6 +77,10 @@ class TrainerSettings(Section):
     advantage_scale: AdvantageScale = "none"
     """Divide advantages by the standard deviation of the step's rewards (`batch`) or of the group's (`group`), by the
     mean of the group's (`mean`), or not at all."""
+    cut_off: CutOff | None = None
+    """What to do with a trajectory whose last answer was ended by a length limit: train on it like any other (`train`),
+    leave it out (`mask`), or let it become less likely but never likelier (`clamp`; kto and dpo leave it out). Unset:
+    `mask` where a judge gave the reward, else `train`."""
     baseline: BaselineName = "group"
     """What rewards are compared with: those of the same group (`group`), or, where several trajectories met the same
     prompt, those of all that did (`state`); docs/training.md has the formula."""

@@ -91,6 +91,11 @@ class WhyNotTrained(Reason):
         "too_long",
         "Its row is longer than `trainer.max_row_tokens`, or does not fit into the memory of the trainer's device.",
     )
+    CUT_OFF = (
+        "cut_off",
+        "A length limit ended its last answer, and `trainer.cut_off` leaves such attempts out; by default where a "
+        "judge gave the reward.",
+    )
     STALE = "stale", "More updates than `trainer.max_staleness` lie between the version that answered and the step."
     OFF_LINEAGE = "off_lineage", "The version that answered is no ancestor of the version that the step starts from."
 

@@ -97,6 +97,7 @@ _FALLS: dict[Why, tuple[Stage, str]] = {
     Why.STEP_FAILED: ("trained", "See the step's error."),
     Why.ALREADY_TRAINED: ("trained", "Nothing to do: a step has trained on it."),
     Why.CONSTRAINED: ("trained", "Leave more to choose: fewer strict tools and formats, a larger `top_p` or `top_k`."),
+    Why.CUT_OFF: ("trained", "Ask for more tokens (`max_tokens`), or set `trainer.cut_off`."),
     Why.TOO_LONG: ("trained", "Raise `trainer.max_row_tokens`, as far as memory allows."),
     Why.STALE: ("trained", "Post rewards sooner, or raise `trainer.max_staleness`."),
     Why.OFF_LINEAGE: ("trained", "Nothing to do: the version that sampled it was rolled back."),

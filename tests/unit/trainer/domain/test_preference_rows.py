@@ -98,6 +98,16 @@ def test_what_is_too_long_copied_or_does_not_fit_is_nobodys_partner() -> None:
         assert got.left_out == {"long": "too_long", "copy": "fixed_seed", "large": "too_long"}
 
 
+@pytest.mark.parametrize("cut_off", ["mask", "clamp"])
+def test_what_a_length_limit_ended_may_be_left_out(cut_off: str) -> None:
+    settings = SETTINGS.model_copy(update={"cut_off": cut_off})
+    members = [member("a", 1.0, cut_off=True), member("b", 0.9), member("c", 0.0)]
+    for made in (dpo_rows, kto_rows):
+        assert made(members, SETTINGS).advantages["a"] == 1.0
+        got = made(members, settings)
+        assert (got.advantages, got.left_out) == ({"b": 1.0, "c": -1.0}, {"a": "cut_off"})
+
+
 def test_whose_partner_constraints_took_is_left_out_too() -> None:
     got = dpo_rows([member("a", 1.0), member("b", 0.0), member("c", 1.0, "h"), member("d", 0.0, "h")], SETTINGS)
     rows = tuple(replace(row) for row in got.rows if row.trajectory_id != "b")

@@ -70,6 +70,23 @@ def test_singles_that_are_all_worth_what_was_expected_teach_nothing() -> None:
     assert got.left_out == {"a": "group_uniform", "b": "group_uniform", "c": "greedy"}
 
 
+def test_what_a_length_limit_ended_is_trained_on_unless_a_judge_gave_the_reward() -> None:
+    members = [member("a", 0.0), member("b", 1.0), member("c", 0.2, cut_off=True)]
+    assert taught(*members).advantages == pytest.approx({"a": -0.4, "b": 0.6, "c": -0.2})
+    judged = [replace(one, judged=True) for one in members]
+    assert (taught(*judged).advantages, taught(*judged).left_out) == ({"a": -0.5, "b": 0.5}, {"c": "cut_off"})
+    masked = build_rows(members, max_row_tokens=16, cut_off="mask")
+    assert (masked.advantages, masked.left_out) == ({"a": -0.5, "b": 0.5}, {"c": "cut_off"})
+    assert build_rows(judged, max_row_tokens=16, cut_off="train").left_out == {}
+
+
+def test_clamped_it_may_become_less_likely_and_never_likelier() -> None:
+    better = [member("a", 0.0), member("b", 1.0, cut_off=True)]
+    worse = [member("a", 1.0), member("b", 0.0, cut_off=True)]
+    assert build_rows(better, max_row_tokens=16, cut_off="clamp").advantages == {"a": -0.5, "b": 0.0}
+    assert build_rows(worse, max_row_tokens=16, cut_off="clamp").advantages == {"a": 0.5, "b": -0.5}
+
+
 def test_what_cannot_be_trained_on_says_what_its_completions_say() -> None:
     got = taught(
         member("a", 0.0, completions=(), silent="sampling_bent: top_p"),

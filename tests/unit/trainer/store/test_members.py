@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
+from migrations import schema
 from trainer.store.unit_of_work import Store
 from whetstone.config.trainer import TrainerSettings
 
@@ -78,3 +79,24 @@ def test_what_was_earned_at_steps_is_read_by_turn_and_the_last_feedback_counts(e
 def test_a_veto_replaces_what_was_earned(engine: Engine, seed: Any) -> None:
     step_reward(seed, "a-0", 0.25)
     assert earned(engine, seed, reward_source="code") == {"a": {}, "b": {}}
+
+
+@pytest.mark.parametrize("source", ["judge", "trajectory"])
+def test_whose_last_answer_a_length_limit_ended_and_who_was_judged(engine: Engine, seed: Any, source: str) -> None:
+    seed.group("g", size=2, rewarded=2, state="scored", closed_at=seed.now)
+    for name, reward in (("a", 0.0), ("b", 1.0)):
+        seed.trajectory(name, "g", turns=2, state="rewarded", reward=reward, reward_source=source)
+    c, t = schema.completions.c, schema.trajectories.c
+    with engine.begin() as connection:
+        for name, turn in (("a", 1), ("b", 0)):
+            of_turn = (c.trajectory_id == name, c.turn == turn)
+            connection.execute(schema.completions.update().where(*of_turn).values(finish_reason="length"))
+        tails = {row.trajectory_id: row.id for row in connection.execute(select(schema.completions).where(c.turn == 1))}
+        for name, tail in tails.items():
+            connection.execute(schema.trajectories.update().where(t.id == name).values(tail_completion_id=tail))
+    store = Store(engine, "default")
+    claim = store.claim("starter", RULES)
+    assert claim is not None
+    members = store.members(claim)
+    assert {member.trajectory_id: member.cut_off for member in members} == {"a": True, "b": False}
+    assert {member.judged for member in members} == {source == "judge"}
