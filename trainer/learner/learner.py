@@ -187,7 +187,7 @@ class Learner:
             raise RowError("no row has a sampled token: there is nothing to learn from")
         if not all(span.measured for row in rows for span in row.constrained):
             raise RowError("a row has constrained tokens that were not measured")
-        parts = updates.parts(rows, self._settings.updates_per_step)
+        parts = updates.of_step(rows, kind, self._settings)
         budget = self._reading.budget
         if self._probes and not budget.probed:
             self._gradient.probe(self._settings.max_row_tokens)

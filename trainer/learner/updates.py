@@ -1,6 +1,7 @@
 """The optimizer updates of a step: which rows each takes, with which learning rate, and all of them or none."""
 
 import math
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -36,6 +37,24 @@ def parts(rows: Sequence[Row], count: int) -> list[list[Row]]:
         divided[min(count - 1, before * count // total)] += together
         before += sum(sum(row.sampled_T) for row in together)
     return [part for part in divided if part]
+
+
+def of_step(rows: Sequence[Row], kind: Kind, settings: TrainerSettings) -> list[list[Row]]:
+    """Return the rows of each update of a step, in order.
+
+    A supervised step may take several epochs, each in an order of its own, and updates of so many rows; see `parts` for
+    the others.
+    """
+    if kind != "sft":
+        return parts(rows, settings.updates_per_step)
+    size = settings.sft_rows_per_update
+    count = settings.updates_per_step if size is None else math.ceil(len(rows) / size)
+    epochs = [list(rows)]
+    for epoch in range(1, settings.sft_epochs):
+        trajectories = [list(own) for _, own in groupby(rows, key=lambda row: row.trajectory_id)]
+        random.Random(epoch).shuffle(trajectories)
+        epochs.append([row for own in trajectories for row in own])
+    return [part for epoch in epochs for part in parts(epoch, count)]
 
 
 def learning_rate(settings: TrainerSettings, learning_rate: float, kind: Kind, updates: int) -> float:

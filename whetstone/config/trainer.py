@@ -113,6 +113,10 @@ class TrainerSettings(Section):
     1e-5 at 7B and above."""
     sft_learning_rate: float | None = Field(None, gt=0)
     """The learning rate of supervised steps; unset: `learning_rate`."""
+    sft_epochs: int = Field(1, ge=1)
+    """How often a supervised step reads its answers, each time in another order."""
+    sft_rows_per_update: int | None = Field(None, ge=1)
+    """Rows of each optimizer update of a supervised step; unset: `updates_per_step` divides them."""
     warmup_updates: int = Field(0, ge=0)
     """The learning rate rises in a straight line over this many updates of a policy, counted by its optimizer."""
     decay_updates: int | None = Field(None, ge=1)

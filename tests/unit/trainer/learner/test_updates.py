@@ -10,7 +10,7 @@ from trainer.adapters import files as adapter
 from trainer.domain.rows import Row
 from trainer.errors import NotFinite
 from trainer.learner.learner import Learner
-from trainer.learner.updates import FLOOR, learning_rate, parts
+from trainer.learner.updates import FLOOR, learning_rate, of_step, parts
 from whetstone.config.trainer import TrainerSettings
 
 MakeRows = Callable[..., list[Row]]
@@ -47,6 +47,35 @@ def test_parts_have_about_as_many_tokens_each_and_keep_the_order() -> None:
 def test_rows_of_a_trajectory_stay_in_one_part_and_no_part_is_empty() -> None:
     assert names(parts([row("a", 1), row("a", 1), row("b", 1), row("b", 1)], 3)) == ["aa", "bb"]
     assert names(parts([row("a", 1), row("b", 1)], 5)) == ["a", "b"]
+
+
+def test_a_supervised_step_takes_epochs_of_small_updates_each_in_another_order() -> None:
+    rows = [row(name, 2) for name in "aabcdefgh"]
+    settings = SETTINGS.model_copy(update={"sft_epochs": 3, "sft_rows_per_update": 3})
+    divided = of_step(rows, "sft", settings)
+    assert len(divided) == 9
+    epochs = ["".join(names(divided[start : start + 3])) for start in (0, 3, 6)]
+    assert epochs[0] == "aabcdefgh"
+    assert len(set(epochs)) == 3
+    assert all(sorted(epoch) == list("aabcdefgh") and "aa" in epoch for epoch in epochs)
+    assert of_step(rows, "sft", settings) == divided
+    assert of_step(rows, "grpo", settings) == [rows]
+
+
+def test_without_settings_of_its_own_a_supervised_step_is_divided_like_others() -> None:
+    rows = [row(name, 2) for name in "abcd"]
+    assert of_step(rows, "sft", TWICE) == parts(rows, 2)
+
+
+def test_epochs_bring_answers_nearer_than_one_reading(tiny_model: Path, make_rows: MakeRows) -> None:
+    rows = make_rows(6)
+    often = SETTINGS.model_copy(update={"sft_epochs": 4, "sft_rows_per_update": 2})
+    losses = []
+    for settings in (SETTINGS, often):
+        learner = Learner.fresh(tiny_model, settings, seed=1)
+        learner.step(rows, 0, kind="sft")
+        losses.append(learner.step(rows, 0, kind="sft").loss)
+    assert losses[1] < losses[0]
 
 
 def test_the_learning_rate_warms_up_falls_and_stays() -> None:
