@@ -40,7 +40,13 @@ def main() -> int:
         {
             "--steps": {"type": int, "default": 12, "help": "rounds of questions, each with a step"},
             "--round": {"type": int, "default": 128, "help": "questions in a round"},
-            "--learning-rate": {"type": float, "default": 5e-4, "help": "AdamW's"},
+            "--learning-rate": {"type": float, "default": 3e-4, "help": "AdamW's"},
+            "--teacher": {
+                "choices": ("self", "reference"),
+                "default": "reference",
+                "help": "moves with it, or is the base",
+            },
+            "--temperature": {"type": float, "default": 0.5, "help": "of the teacher"},
             "--questions": {"type": int, "default": 300, "help": "held-out tickets to each of the two versions"},
             "--seed": {"type": int, "default": 0, "help": "of the adapter, the sampling and the tickets"},
             "--shuffle-rewards": {"action": "store_true", "help": "the control: comments about other tickets"},
@@ -58,6 +64,8 @@ def main() -> int:
             seed=args.seed,
             proxy__port=0,
             trainer__learning_rate=args.learning_rate,
+            trainer__hindsight_teacher=args.teacher,
+            trainer__hindsight_temperature=args.temperature,
         )
         with running(settings, lambda text: console.print(f"[dim]{text}[/dim]")) as stack:
             policy = LearningPolicy(stack, APP, _figures, console, ["--thumbs", "0"])

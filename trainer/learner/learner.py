@@ -171,8 +171,8 @@ class Learner:
         `version_in` is the version that this learner holds: the tokens that it sampled are fresh. `on_progress` is
         called with (micro-batches done, micro-batches in all) after each; if it raises, the step ends and no weight has
         moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs. `reference` is the
-        adapter that preferences (`kto`, `dpo`) are compared with; None: the base model. A micro-batch whose memory runs
-        out is cut into smaller ones.
+        adapter that preferences (`kto`, `dpo`), and `hindsight` with a fixed teacher, go by; None: the base model. A
+        micro-batch whose memory runs out is cut into smaller ones.
 
         Raises:
             RowError: no row has a sampled token, a row begins with one, or one was constrained and is not measured.
@@ -299,7 +299,9 @@ class Learner:
     def _terms(self, rows: Sequence[Row], version_in: int, kind: Kind, reference: Path | None) -> Terms:
         """Return what is fixed of an update before its first backward pass."""
         if kind == "hindsight":
-            targets = beforehand.targets(self._reading, self._peers, rows, self._settings.hindsight_top)
+            follows = self._settings.hindsight_teacher == "self"
+            with nullcontext() if follows else self.as_version(reference):
+                targets = beforehand.targets(self._reading, self._peers, rows, self._settings)
             return self._objective.terms(rows, version_in, kind, targets=targets)
         if kind not in PREFERENCES:
             return self._objective.terms(rows, version_in, kind)

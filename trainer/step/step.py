@@ -275,18 +275,19 @@ def _read(
 
 
 def _reference(claim: Claim, store: Store, settings: TrainerSettings) -> Path | None:
-    """Return the adapter that preferences are compared with; None: the base model.
+    """Return the adapter that preferences are compared with, or a fixed teacher; None: the base model.
 
     Raises:
         AdapterMismatch: it is not there any more.
     """
-    version = settings.preference_reference
-    if claim.kind not in PREFERENCES or version == 0:
+    version = settings.reference_version
+    by_teacher = claim.kind == "hindsight" and settings.hindsight_teacher == "reference"
+    if version == 0 or not (claim.kind in PREFERENCES or by_teacher):
         return None
     folder = store.adapter_folders(claim, {version}).get(version)
     if folder is None:
         raise AdapterMismatch(
-            f"trainer.preference_reference is version {version}, which has no adapter: choose one that has (0: the "
+            f"trainer.reference_version is version {version}, which has no adapter: choose one that has (0: the "
             "base model), and pin it"
         )
     return folder

@@ -86,9 +86,9 @@ class TrainerSettings(Section):
     prompt, those of all that did (`state`); docs/training.md has the formula."""
     preference_beta: float = Field(0.1, gt=0)
     """kto and dpo: how much a trajectory's log ratio to the reference counts; larger stays nearer to the reference."""
-    preference_reference: int = Field(0, ge=0)
+    reference_version: int = Field(0, ge=0)
     """kto and dpo: the version of the policy that they compare with, 0 for the base model. Pin another one, so that its
-    adapter stays."""
+    adapter stays. Also the teacher of hindsight steps with `hindsight_teacher = "reference"`."""
     kto_desirable_above: float = 0.5
     """kto: a trajectory with a reward above this is good, any other bad; thumbs up are 1, thumbs down 0."""
     kto_desirable_weight: float = Field(1, ge=0)
@@ -98,6 +98,11 @@ class TrainerSettings(Section):
     hindsight_template: Path | None = None
     """hindsight: a text file with the words by which the correction is added to the last question, `{correction}` among
     them; unset: `(Note: {correction})` in a paragraph of its own."""
+    hindsight_teacher: Literal["self", "reference"] = "self"
+    """hindsight: who reads the correction: the version that the step starts from (`self`), or `reference_version`,
+    which does not move with the policy."""
+    hindsight_temperature: float = Field(1, gt=0)
+    """hindsight: temperature of the teacher; below 1 it is surer than it was."""
     hindsight_top: int = Field(20, ge=1)
     """hindsight: how many of the teacher's likeliest tokens are compared; the rest is compared as one."""
     hindsight_alpha: float = Field(0.5, ge=0, le=1)

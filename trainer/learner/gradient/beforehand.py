@@ -4,6 +4,7 @@ Each process of a step reads a part of the rows, and all have the results of all
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import compress
 
 import torch
@@ -14,6 +15,7 @@ from trainer.learner.gradient import memory
 from trainer.learner.gradient.hindsight import Targets
 from trainer.learner.micro_batches import MicroBatch
 from trainer.learner.processes.collective import Collective, Value
+from whetstone.config.trainer import TrainerSettings
 
 
 def row_logprobs(reading: Reading, peers: Collective, rows: Sequence[Row]) -> list[float]:
@@ -26,10 +28,15 @@ def row_logprobs(reading: Reading, peers: Collective, rows: Sequence[Row]) -> li
     return _of_rows(reading, peers, rows, sums)
 
 
-def targets(reading: Reading, peers: Collective, rows: Sequence[Row], count: int) -> list[Targets]:
-    """Return the model's `count` likeliest tokens at each token of the rows' answers, after the teacher's prompts."""
+def targets(reading: Reading, peers: Collective, rows: Sequence[Row], settings: TrainerSettings) -> list[Targets]:
+    """Return the model's likeliest tokens at each token of the rows' answers, after the teacher's prompts."""
     answers = [Answer("", row.teacher_ids, tuple(compress(row.token_ids_T, row.sampled_T))) for row in rows]
-    taught = [row for answer in answers for row in rows_for_sft("", [answer])]
+    warmth, count = settings.hindsight_temperature, settings.hindsight_top
+    taught = [
+        replace(row, temperatures_T=tuple(warmth if sampled else 1.0 for sampled in row.sampled_T))
+        for answer in answers
+        for row in rows_for_sft("", [answer])
+    ]
 
     def likeliest(batch: MicroBatch, rows_there: int) -> list[Targets]:
         lengths = batch.sequences_S.bincount(minlength=rows_there).tolist()

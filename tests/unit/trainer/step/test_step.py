@@ -426,20 +426,20 @@ def test_a_step_that_is_taken_over_stays_of_its_kind(training: Training) -> None
 def test_preferences_are_compared_with_the_version_of_the_settings(
     training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training.with_rules(objective="dpo", preference_reference=1)
+    training.with_rules(objective="dpo", reference_version=1)
     training.group("g")
     for _ in range(2):
         assert training.step() is False
         training.lease_ends()
-    (message,) = [one for one in caplog.messages if "preference_reference" in one]
+    (message,) = [one for one in caplog.messages if "reference_version" in one]
     assert "version 1, which has no adapter" in message
-    training.with_rules(objective="grpo", preference_reference=1)
+    training.with_rules(objective="grpo", reference_version=1)
     assert training.step() is False  # it stays of its kind, and waits
     training.lease_ends()
-    training.with_rules(preference_reference=0)
+    training.with_rules(reference_version=0)
     assert training.step() is True
     live = training.live_version
-    training.with_rules(objective="dpo", preference_reference=live)
+    training.with_rules(objective="dpo", reference_version=live)
     training.group("h", version=live)
     assert training.step() is True
     assert training.seed.one(schema.steps, "starter#2").loss == pytest.approx(math.log(2), abs=1e-6)

@@ -95,6 +95,20 @@ def test_steps_bring_the_policy_nearer_to_its_corrected_self(tiny_model: Path) -
     assert losses[-1] < losses[0] == pytest.approx(before.item(), rel=1e-4)
 
 
+def test_the_teacher_may_be_another_version_and_surer(tmp_path: Path, tiny_model: Path, make_rows: MakeRows) -> None:
+    rows = [replace(row, teacher_ids=row.token_ids_T[: row.sampled_T.index(True)]) for row in corrected(4, seed=4)]
+    fixed = SETTINGS.model_copy(update={"hindsight_teacher": "reference"})
+    learner = Learner.fresh(tiny_model, fixed, seed=1)
+    assert learner.step(rows, 0, kind="hindsight").loss == pytest.approx(0, abs=1e-6)
+    learner.step(make_rows(6, seed=1), 0)
+    moved = learner.step(rows, 1, kind="hindsight").loss
+    assert moved > 1e-5  # from the base model
+    files.write(tmp_path / "v1", learner, parent=0, step=1)
+    assert learner.step(rows, 1, kind="hindsight", reference=tmp_path / "v1").loss == pytest.approx(0, abs=1e-6)
+    surer = SETTINGS.model_copy(update={"hindsight_temperature": 0.5})
+    assert Learner.fresh(tiny_model, surer, seed=1).step(rows, 0, kind="hindsight").loss > 1e-3
+
+
 def test_without_a_correction_there_is_nothing_to_learn(tiny_model: Path) -> None:
     rows = [replace(row, teacher_ids=row.token_ids_T[: row.sampled_T.index(True)]) for row in corrected(4, seed=4)]
     figures = Learner.fresh(tiny_model, SETTINGS, seed=1).step(rows, 0, kind="hindsight")
