@@ -18,6 +18,7 @@ loss for any split.
 | gspo | -min(s·A, clip(s, 1-ε_low, 1+ε_high)·A), s of its row | 1 / (trajectories · tokens of the trajectory) |
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -121,11 +122,7 @@ def gspo(tokens: Tokens, *, low: float, high: float) -> PolicyLoss:
     to each of its tokens. Masked: all tokens of a sequence that was clipped. Normalised like GRPO. Where the advantages
     of a sequence differ, each of its tokens gets the gradient of their mean.
     """
-    count = int(tokens.sequences_S.max()) + 1 if len(tokens.sequences_S) else 0
-    log_ratio_S = tokens.trainer_logprobs_S - tokens.inference_logprobs_S
-    sums_Q = log_ratio_S.new_zeros(count).index_add(0, tokens.sequences_S, log_ratio_S)
-    lengths_Q = torch.bincount(tokens.sequences_S, minlength=count)
-    ratio_S = (sums_Q / lengths_Q.clamp(min=1)).exp()[tokens.sequences_S]
+    ratio_S = _mean_log_ratio(tokens).exp()[tokens.sequences_S]
     return _clipped(ratio_S, tokens.advantages_S, low, high)
 
 
@@ -177,8 +174,12 @@ def weight(
             return 1 / (trajectories * max_answer_tokens)
 
 
-def guarded(tokens: Tokens, loss: Loss, max_ratio: float) -> PolicyLoss:
-    """Apply `loss` without the tokens whose ratio is above `max_ratio`.
+def guarded(tokens: Tokens, loss: Loss, max_ratio: float, max_sequence_ratio: float | None = None) -> PolicyLoss:
+    """Apply `loss` without the tokens whose ratio is above `max_ratio`, and without rows that have moved too far.
+
+    A row has if the geometric mean of its tokens' ratios, s_i of GSPO (arXiv 2507.18071), is above
+    `max_sequence_ratio` or below its inverse. All tokens of such a row are left out: its samples say little about this
+    policy, though no single token of it may stand out.
 
     They have no policy term and count as masked; in the ratio of a whole row they count as 1. Such a token weighs
     `max_ratio` times as much as one that the trainer samples itself, so a few would outweigh the rest of the step. In
@@ -190,7 +191,9 @@ def guarded(tokens: Tokens, loss: Loss, max_ratio: float) -> PolicyLoss:
     between the two as well.
     """
     with torch.no_grad():
-        beyond_S = tokens.trainer_logprobs_S - tokens.inference_logprobs_S > torch.tensor(max_ratio).log()
+        beyond_S = tokens.trainer_logprobs_S - tokens.inference_logprobs_S > math.log(max_ratio)
+        if max_sequence_ratio is not None:
+            beyond_S |= _mean_log_ratio(tokens)[tokens.sequences_S].abs() > math.log(max_sequence_ratio)
     inner = loss(_without(tokens, beyond_S))
     return PolicyLoss(torch.where(beyond_S, 0.0, inner.losses_S), inner.masked_S | beyond_S)
 
@@ -205,6 +208,14 @@ def k3(sampler_logprobs_S: Tensor, other_logprobs_S: Tensor) -> Tensor:
     """
     d_S = other_logprobs_S - sampler_logprobs_S
     return torch.expm1(d_S) - d_S
+
+
+def _mean_log_ratio(tokens: Tokens) -> Tensor:
+    """Return the mean of log π - log μ over the tokens of each row, (Q,)."""
+    count = int(tokens.sequences_S.max()) + 1 if len(tokens.sequences_S) else 0
+    log_ratio_S = tokens.trainer_logprobs_S - tokens.inference_logprobs_S
+    sums_Q = log_ratio_S.new_zeros(count).index_add(0, tokens.sequences_S, log_ratio_S)
+    return sums_Q / torch.bincount(tokens.sequences_S, minlength=count).clamp(min=1)
 
 
 def _ratio(tokens: Tokens) -> Tensor:

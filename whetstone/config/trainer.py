@@ -65,6 +65,9 @@ class TrainerSettings(Section):
     max_ratio: float = Field(8, gt=1)
     """A token that is more than this many times likelier in the trainer than in the server is left out of the loss: it
     would weigh that much more than others. 8 is prime-rl's."""
+    max_sequence_ratio: float | None = Field(None, gt=1)
+    """A row whose tokens are, in their geometric mean, more than this many times likelier in the trainer than in the
+    server, or less likely, is left out of the loss. Unset: no such bound."""
     kl_weight: float = Field(0, ge=0)
     """Weight in the loss of each token's k3 to the base model."""
     measure_kl: bool = True

@@ -169,7 +169,7 @@ class Objective:
         if kind in PREFERENCES:
             return losses.linear(trainer_S)
         tokens = Tokens(trainer_S, batch.inference_logprobs_S, batch.advantages_S, batch.sequences_S)
-        return losses.guarded(tokens, self._loss, self._settings.max_ratio)
+        return losses.guarded(tokens, self._loss, self._settings.max_ratio, self._settings.max_sequence_ratio)
 
     def _beside_teacher(self, batch: MicroBatch, targets: Sequence[Targets]) -> tuple[Read, PolicyLoss]:
         """Return what is read, and the divergence from the teacher at each token."""

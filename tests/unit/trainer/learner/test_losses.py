@@ -187,6 +187,22 @@ def test_by_default_no_token_weighs_more_than_eight() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_row_that_has_moved_too_far_is_left_out_whole_whichever_way(name: LossName) -> None:
+    # Geometric means: 1.5, 1.1 and 1/1.5, of tokens of which none stands out.
+    ratios, rows = torch.tensor([1.5, 1.5, 0.8, 1.5125, 0.5, 0.8889]), torch.tensor([0, 0, 1, 1, 2, 2])
+    inference_S = torch.tensor([0.1]).log().expand(6)
+    of = Tokens((inference_S + ratios.log()).requires_grad_(), inference_S, torch.tensor([1.0, -1] * 3), rows)
+    loss = guarded(of, loss_of(name), 8, 1.4)
+    left_out = [True, True, False, False, True, True]
+    assert [masked and not loss for masked, loss in zip(loss.masked_S, loss.losses_S, strict=True)][:2] == [True] * 2
+    assert [bool(masked) for masked, out in zip(loss.masked_S, left_out, strict=True) if out] == [True] * 4
+    gradient = by_trainer(loss, of)
+    assert [gradient[place] for place in (0, 1, 4, 5)] == [0.0] * 4
+    alone = Tokens(of.trainer_logprobs_S[2:4], inference_S[2:4], of.advantages_S[2:4], torch.tensor([0, 0]))
+    assert loss.losses_S[2:4].tolist() == pytest.approx(loss_of(name)(alone).losses_S.tolist())
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_within_the_guard_nothing_changes(name: LossName) -> None:
     of = random_tokens(60)
     free, held = loss_of(name)(of), guarded(of, loss_of(name), 1e9)
