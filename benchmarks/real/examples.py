@@ -37,7 +37,7 @@ EXAMPLE_TASKS = {
             | {"trainer__baseline": "state", "trainer__max_groups_per_step": 24, "trainer__step_waits_s": 40},
         ),
         replace(
-            _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=0.3),
+            _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=0.5),
             settings=OF_NOVICE | {"trainer__groups_per_step": 16, "trainer__step_waits_s": 20},
         ),
         _of_novice("codenames", "won", "margin", steps=40, pause_s=1.7),
