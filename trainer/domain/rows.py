@@ -63,7 +63,7 @@ class Row:
     temperatures_T: tuple[float, ...]
     """1.0 where not sampled."""
     advantages_T: tuple[float, ...]
-    """0.0 where not sampled. Of preferences 1 for good or better ones, -1 for bad or worse ones."""
+    """0.0 where not sampled. Of preferences 1 where good or better, -1 where bad or worse."""
     constrained: tuple[ConstrainedSpan, ...] = ()
     """The completions whose sampling was constrained, in order."""
     pair: str = ""

@@ -15,7 +15,7 @@ followed this one most often (docs/log/learning.md).
 
 @dataclass(frozen=True, slots=True)
 class CorrectedAnswer:
-    """An answer of the policy, and what somebody wrote about it."""
+    """An answer of the policy, and what was written about it."""
 
     source_id: str
     """Id of its example."""

@@ -5,11 +5,11 @@ trained, π_ref the reference. β is `trainer.preference_beta`, σ the logistic 
 
 | objective | loss, a mean over the U trajectories or P pairs of an update |
 |---|---|
-| kto | λ_D · (1 - σ(β·(z - z₀))) of good ones, λ_U · (1 - σ(β·(z₀ - z))) of bad ones, z₀ = max(0, mean of z) |
+| kto | λ_D · (1 - σ(β·(z - z₀))) if good, λ_U · (1 - σ(β·(z₀ - z))) if bad, z₀ = max(0, mean of z) |
 | dpo | -log σ(β·(z of the better - z of the worse)) |
 
 KTO is arXiv 2402.01306 (equations 7 and 8), DPO arXiv 2305.18290 (equation 7). z₀ estimates KL(π ‖ π_ref). The paper
-takes it over answers to other prompts, since its answers are somebody else's. Ours were sampled by this policy, or by
+takes it over answers to other prompts, since its answers are of other models. Ours were sampled by this policy, or by
 one that is at most `trainer.max_staleness` updates older, so their own mean is that estimate. No gradient flows through
 it, as there.
 
@@ -50,7 +50,7 @@ def kto(
 
 
 def dpo(better_P: Tensor, worse_P: Tensor, *, beta: float) -> Tensor:
-    """Return DPO's loss of P pairs (a scalar), from the log ratios of the better and the worse ones."""
+    """Return DPO's loss of P pairs (a scalar), from the log ratios of the better and the worse side."""
     return -logsigmoid(beta * (better_P - worse_P)).mean()
 
 
