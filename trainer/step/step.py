@@ -198,7 +198,8 @@ def _take_claimed(
 def _nothing_to_learn(claim: Claim, taught: StepRows, store: Store, phases: Phases) -> bool:
     """End a step that has no row. Return that it is over."""
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
-    what = "trajectory could teach anything" if claim.wanted is None else "answer could be learned from"
+    endings = {"sft": "answer could be imitated", "hindsight": "answer could be learned from"}
+    what = endings.get(claim.kind, "trajectory could teach anything")
     why = f"no {what}: {why or 'there is none'}"
     store.end_without_version(claim, "noop", why, phases.columns())
     log.info("step %s: nothing to learn: %s", claim.id, why)
