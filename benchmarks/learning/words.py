@@ -91,9 +91,9 @@ def main() -> int:
         figures = {
             **circumstances(),
             "options": {name: value for name, value in vars(args).items() if name not in ("data", "json")},
-            "before": before,
-            "after": after,
-            "gain": gain,
+            "before": [before.mean, before.low, before.high],
+            "after": [after.mean, after.low, after.high],
+            "gain": [gain.mean, gain.low, gain.high],
             "steps": steps,
             "seconds": round(time.monotonic() - began, 1),
             "failed_requests": policy.failed_requests,

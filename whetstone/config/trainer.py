@@ -101,10 +101,10 @@ class TrainerSettings(Section):
     hindsight_template: Path | None = None
     """hindsight: a text file with the words by which the correction is added to the last question, `{correction}` among
     them; unset: `(Note: {correction})` in a paragraph of its own."""
-    hindsight_teacher: Literal["self", "reference"] = "self"
-    """hindsight: who reads the correction: the version that the step starts from (`self`), or `reference_version`,
-    which does not move with the policy."""
-    hindsight_temperature: float = Field(1, gt=0)
+    hindsight_teacher: Literal["reference", "self"] = "reference"
+    """hindsight: who reads the correction: `reference_version`, which does not move with the policy, or the version
+    that the step starts from (`self`), which may collapse."""
+    hindsight_temperature: float = Field(0.5, gt=0)
     """hindsight: temperature of the teacher; below 1 it is surer than it was."""
     hindsight_top: int = Field(20, ge=1)
     """hindsight: how many of the teacher's likeliest tokens are compared; the rest is compared as one."""

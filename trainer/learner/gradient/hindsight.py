@@ -1,9 +1,9 @@
-"""Compute the loss of a step that learns from words: how far the policy is from itself with a correction in its prompt.
+"""Compute the loss of a step that learns from words: how far the policy is from a teacher that reads the correction.
 
-The teacher is the policy with the weights that the step starts from, after the prompt with the correction; the student
-is the policy after the prompt as it was. Both read the same answer, which the student sampled. At each of its tokens
-the teacher's K likeliest tokens are compared, and all others as one: without that last class the probabilities would
-not add up to 1, and the number would be no divergence.
+The teacher is the same model after the prompt with the correction, with the weights of a fixed version or of that which
+the step starts from; the student is the policy after the prompt as it was. Both read the answer that the student
+sampled. At each of its tokens the teacher's K likeliest tokens are compared, and all others as one: without that last
+class the probabilities would not add up to 1, and the number would be no divergence.
 
 | `trainer.hindsight_alpha` | loss of a token, q the teacher's probabilities, p the student's, over K + 1 classes |
 |---|---|
@@ -11,8 +11,8 @@ not add up to 1, and the number would be no divergence.
 | 1 | KL(p to q) = Σ p · log(p/q) |
 | a between | (1 - a) · KL(p to m) + a · KL(q to m), m = (1 - a) · p + a · q |
 
-The idea is that of self-distillation, SDPO (arXiv 2601.20802) and SDFT (arXiv 2601.19897), and of hindsight from the
-next message (arXiv 2603.12273). No gradient flows through the teacher. Normalised by all answer tokens of the update.
+The idea is that of self-distillation, SDPO (arXiv 2601.20802) and SDFT, and of hindsight from the next message (arXiv
+2603.12273). No gradient flows through the teacher. Normalised by all answer tokens of the update.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,15 @@ from whetstone.config.trainer import TrainerSettings
 
 MakeRows = Callable[..., list[Row]]
 
-SETTINGS = TrainerSettings(threads=1, device="cpu", learning_rate=1e-3, measure_kl=False, hindsight_top=5)
+SETTINGS = TrainerSettings(
+    threads=1,
+    device="cpu",
+    learning_rate=1e-3,
+    measure_kl=False,
+    hindsight_top=5,
+    hindsight_teacher="self",
+    hindsight_temperature=1,
+)
 
 
 def corrected(count: int, seed: int) -> list[Row]:
