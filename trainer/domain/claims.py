@@ -56,7 +56,7 @@ class StepLease:
     attempt: int
     """The fencing token."""
     kind: Kind
-    """sft: it imitates examples; the others learn from the rewards of trajectories."""
+    """sft imitates examples and hindsight learns from words; the others learn from the rewards of trajectories."""
     version_in: int
     version_out: int
 

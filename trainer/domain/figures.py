@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.domain.claims import Member
 from trainer.domain.row_builder import StepRows
-from whetstone.config.trainer import TrainerSettings
+from whetstone.config.trainer import BY_EXAMPLE, TrainerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,7 @@ def step_columns(
     """Return all figures of a step of that `kind` after its update, by column of `steps`."""
     rewards = [member.reward for member in members]
     # Rows of examples have no version and are never masked, so these shares would mean nothing.
-    of_examples = kind in ("sft", "hindsight")
-    unsampled = dict.fromkeys(("fresh_share", "masked_share", "effective_share")) if of_examples else {}
+    unsampled = dict.fromkeys(("fresh_share", "masked_share", "effective_share")) if kind in BY_EXAMPLE else {}
     return {
         **asdict(figures),
         **unsampled,

@@ -38,18 +38,17 @@ def dpo_rows(members: Sequence[Member], settings: TrainerSettings, unfit: Collec
     """
     some, left_out = _usable(members, settings, unfit)
     rows: list[Row] = []
-    paired: dict[str, Member] = {}
     signs: dict[str, float] = {}
     for better, worse in _pairs(some):
         for member, sign in ((better, 1.0), (worse, -1.0)):
             name = member.trajectory_id
-            signs[name], paired[name] = sign, member
+            signs[name] = sign
             rows += [replace(row, pair=better.trajectory_id) for row in merge(name, member.completions, sign)]
     for member in some:
-        if member.trajectory_id not in paired:
+        if member.trajectory_id not in signs:
             why = WhyNotTrained.TOO_FEW if member.alone else WhyNotTrained.GROUP_UNIFORM
             left_out[member.trajectory_id] = why.value
-    return _step(rows, paired.values(), signs, left_out)
+    return _step(rows, [member for member in some if member.trajectory_id in signs], signs, left_out)
 
 
 def _usable(

@@ -9,12 +9,10 @@ from trainer.domain.examples.corrections import TEMPLATE, CorrectedAnswer, with_
 from trainer.domain.examples.sft_examples import CHAT, ExampleSelection, LeftOut, RenderedExample, WhyLeftOut
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Answer, Row, rows_for_sft
-from trainer.step.supervised import BAD_REQUEST, render_missing
+from trainer.step.supervised import or_left_out, render_missing, renders
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
 from whetstone.config.settings import Settings
-from whetstone.domain.ids import version_id
-from whetstone.vllm.client import VllmRefused
 
 log = logging.getLogger(__name__)
 
@@ -68,20 +66,10 @@ def _row(one: CorrectedAnswer, max_row_tokens: int) -> Row | str:
 
 
 def _render(claim: Claim, one: CorrectedAnswer, template: str, replicas: Replicas) -> RenderedExample:
-    try:
+    def teacher() -> RenderedExample:
         if one.endpoint != CHAT:
             raise LeftOut(WhyLeftOut.NOT_A_CHAT)
         messages = with_correction(one.messages, one.correction, template)
-        name = version_id(claim.policy, 0)
-        ids = replicas.any(
-            lambda vllm: vllm.render(
-                name, messages, opened=True, tools=one.tools, template_arguments=one.template_arguments
-            )
-        )
-        return RenderedExample(one.source_id, tuple(ids))
-    except LeftOut as why:
-        return RenderedExample(one.source_id, left_out=str(why))
-    except VllmRefused as error:
-        if error.status != BAD_REQUEST:  # about the server's state, not about these messages
-            raise
-        return RenderedExample(one.source_id, left_out=f"{WhyLeftOut.REFUSED}: {error}")
+        return RenderedExample(one.source_id, tuple(renders(claim, one, replicas)(messages, True)))
+
+    return or_left_out(one.source_id, teacher)

@@ -4,14 +4,16 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trainer.domain.claims import Claim
+from trainer.domain.examples.corrections import CorrectedAnswer
 from trainer.domain.examples.sft_examples import (
     AnswerText,
     Example,
     ExampleSelection,
     LeftOut,
+    Render,
     RenderedExample,
     WhyLeftOut,
     rendered,
@@ -111,17 +113,24 @@ def render_missing(
 def _render(claim: Claim, example: Example, replicas: Replicas, ends: frozenset[int]) -> RenderedExample:
     text = example.text
     assert text is not None
+    render = renders(claim, text, replicas)
+    return or_left_out(example.source_id, lambda: rendered(example.source_id, text, example.prompt_ids, render, ends))
+
+
+def or_left_out(source_id: str, render: Callable[[], RenderedExample]) -> RenderedExample:
+    """Return what is rendered, or why it cannot be: by our rules, or as vLLM refuses these messages."""
     try:
-        return rendered(example.source_id, text, example.prompt_ids, _renders(claim, text, replicas), ends)
+        return render()
     except LeftOut as why:
-        return RenderedExample(example.source_id, left_out=str(why))
+        return RenderedExample(source_id, left_out=str(why))
     except VllmRefused as error:
         if error.status != BAD_REQUEST:  # about the server's state, not about these messages
             raise
-        return RenderedExample(example.source_id, left_out=f"{WhyLeftOut.REFUSED}: {error}")
+        return RenderedExample(source_id, left_out=f"{WhyLeftOut.REFUSED}: {error}")
 
 
-def _renders(claim: Claim, text: AnswerText, replicas: Replicas) -> Callable[[Sequence[Any], bool], Sequence[int]]:
+def renders(claim: Claim, text: AnswerText | CorrectedAnswer, replicas: Replicas) -> Render:
+    """Return the function by which vLLM renders messages with the tools and template arguments of `text`."""
     name = version_id(claim.policy, 0)
     return lambda messages, opened: replicas.any(
         lambda vllm: vllm.render(

@@ -14,7 +14,7 @@ from trainer.domain.examples.sft_examples import ExampleSelection
 from trainer.domain.triggers import Choice, choose, last_fired
 from trainer.store.eligible_groups import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
 from trainer.store.step_ends import discard, end_step
-from whetstone.config.trainer import Kind, TrainerSettings
+from whetstone.config.trainer import BY_EXAMPLE, Kind, TrainerSettings
 from whetstone.registry.versions import lock, reject
 
 
@@ -179,7 +179,7 @@ class Claims:
             baselined=baselined,
             kind=kind,
             asked_at=policy.step_asked_at,
-            wanted=ExampleSelection.of(policy.step_asked) if kind in ("sft", "hindsight") else None,
+            wanted=ExampleSelection.of(policy.step_asked) if kind in BY_EXAMPLE else None,
         )
         self._update_policy(policy.id, next_version=claim.version_out + 1, next_step=claim.number + 1)
         return claim

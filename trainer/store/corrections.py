@@ -14,12 +14,12 @@ from trainer.domain.claims import Claim
 from trainer.domain.examples.corrections import CorrectedAnswer
 from trainer.domain.examples.sft_examples import ExampleSelection, WhyLeftOut
 from trainer.store.examples import chain_of, messages_of, of_step, prompt_of, read_log
-from trainer.store.sources import STANDING, USABLE, Source
+from trainer.store.sources import USABLE, Source, about_answers
 from whetstone.config.trainer import COMMENTS
 
 HINDSIGHT = "/hindsight"
 
-c, e, f, t = schema.completions.c, schema.examples.c, schema.feedback.c, schema.trajectories.c
+c, e, f = schema.completions.c, schema.examples.c, schema.feedback.c
 
 
 def find_corrections(
@@ -29,16 +29,7 @@ def find_corrections(
 
     They are complete answers that one of `versions` of the policy sampled, with the newest words about each.
     """
-    answered = func.coalesce(f.completion_id, t.tail_completion_id)
-    place = func.row_number().over(partition_by=answered, order_by=(f.created_at.desc(), f.id.desc()))
-    words = f.comment if wanted.source == COMMENTS else f.demonstration
-    corrected = (
-        select(f.id, f.trajectory_id, answered.label("completion_id"), f.created_at, place.label("place"))
-        .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
-        .where(f.project == claim.project, words.is_not(None))
-        .where(f.state.in_(STANDING), f.withdrawn_at.is_(None), t.split == "train", t.no_train.is_(False))
-        .subquery()
-    )
+    corrected = about_answers(claim, f.comment if wanted.source == COMMENTS else f.demonstration)
     source_id = corrected.c.id + HINDSIGHT
     known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == source_id)
     query = (

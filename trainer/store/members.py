@@ -81,10 +81,11 @@ def _with_completions(connection: Connection, project: str, policy: str, members
     in_order = sorted(members, key=lambda member: (member.group_id, member.trajectory_id))
     ids = [member.trajectory_id for member in in_order]
     scales, step_rewards = _reward_scales(connection, project, ids), _step_rewards(connection, project, ids)
-    cut_off, judged = _cut_off(connection, project, ids), _judged(connection, project, ids)
+    ends = _ends(connection, project, ids)
     with_completions = []
     for member in in_order:
         collected = _collect(connection.execute(_completions(project, member.trajectory_id)), policy)
+        cut_off, judged = ends.get(member.trajectory_id, (False, False))
         with_completions.append(
             replace(
                 member,
@@ -92,8 +93,8 @@ def _with_completions(connection: Connection, project: str, policy: str, members
                 silent=collected.silent,
                 seed=collected.seed,
                 reward_scale=scales.get(member.trajectory_id),
-                cut_off=member.trajectory_id in cut_off,
-                judged=member.trajectory_id in judged,
+                cut_off=cut_off,
+                judged=judged,
                 step_rewards=step_rewards.get(member.trajectory_id, {}),
             )
         )
@@ -117,22 +118,19 @@ def _reward_scales(connection: Connection, project: str, trajectory_ids: Collect
     return scales
 
 
-def _judged(connection: Connection, project: str, trajectory_ids: Collection[str]) -> set[str]:
-    """Return those whose reward a judge gave."""
-    t = schema.trajectories.c
-    query = select(t.id).where(t.project == project, t.reward_source == "judge")
-    return {name for some in chunks(trajectory_ids) for name in connection.scalars(query.where(t.id.in_(some)))}
-
-
-def _cut_off(connection: Connection, project: str, trajectory_ids: Collection[str]) -> set[str]:
-    """Return those whose last completion a length limit ended."""
+def _ends(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, tuple[bool, bool]]:
+    """Return, by trajectory, whether a length limit ended its last completion, and whether a judge gave its reward."""
     t, c = schema.trajectories.c, schema.completions.c
     query = (
-        select(t.id)
-        .join(schema.completions, and_(c.project == t.project, c.id == t.tail_completion_id))
-        .where(t.project == project, c.finish_reason == "length")
+        select(t.id, c.finish_reason, t.reward_source)
+        .join(schema.completions, and_(c.project == t.project, c.id == t.tail_completion_id), isouter=True)
+        .where(t.project == project)
     )
-    return {name for some in chunks(trajectory_ids) for name in connection.scalars(query.where(t.id.in_(some)))}
+    return {
+        row.id: (row.finish_reason == "length", row.reward_source == "judge")
+        for some in chunks(trajectory_ids)
+        for row in connection.execute(query.where(t.id.in_(some)))
+    }
 
 
 def _step_rewards(connection: Connection, project: str, trajectory_ids: Collection[str]) -> dict[str, dict[int, float]]:

@@ -7,7 +7,7 @@ could not be rendered before.
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Subquery, and_, case, func, or_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
@@ -58,15 +58,7 @@ def _not_superseded(why: ColumnElement[Any]) -> ColumnElement[bool]:
 
 def _demonstrations(claim: Claim) -> Any:
     """Select feedback, trajectory and completion of valid demonstrations: the newest of each completion."""
-    answered = func.coalesce(f.completion_id, t.tail_completion_id)
-    place = func.row_number().over(partition_by=answered, order_by=(f.created_at.desc(), f.id.desc()))
-    shown = (
-        select(f.id, f.trajectory_id, answered.label("completion_id"), f.created_at, place.label("place"))
-        .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
-        .where(f.project == claim.project, f.demonstration.is_not(None))
-        .where(f.state.in_(STANDING), f.withdrawn_at.is_(None), t.split == "train", t.no_train.is_(False))
-        .subquery()
-    )
+    shown = about_answers(claim, f.demonstration)
     known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == shown.c.id)
     return (
         select(shown.c.id, shown.c.trajectory_id, shown.c.completion_id)
@@ -74,6 +66,19 @@ def _demonstrations(claim: Claim) -> Any:
         .join(schema.examples, known, isouter=True)
         .where(shown.c.place == 1, c.policy == claim.policy, _NOT_REDACTED, USABLE)
         .order_by(func.coalesce(e.step, 0), shown.c.created_at.desc(), shown.c.id)
+    )
+
+
+def about_answers(claim: Claim, words: ColumnElement[Any]) -> Subquery:
+    """Select valid feedback that has `words`, with the answer that it is about; the newest of an answer has place 1."""
+    answered = func.coalesce(f.completion_id, t.tail_completion_id)
+    place = func.row_number().over(partition_by=answered, order_by=(f.created_at.desc(), f.id.desc()))
+    return (
+        select(f.id, f.trajectory_id, answered.label("completion_id"), f.created_at, place.label("place"))
+        .join(schema.trajectories, and_(t.project == f.project, t.id == f.trajectory_id))
+        .where(f.project == claim.project, words.is_not(None))
+        .where(f.state.in_(STANDING), f.withdrawn_at.is_(None), t.split == "train", t.no_train.is_(False))
+        .subquery()
     )
 
 

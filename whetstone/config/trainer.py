@@ -16,6 +16,7 @@ Kind = Literal[Objective, "sft", "hindsight"]
 """What a step does: `grpo` follows advantages with the configured loss, `kto` tells good answers from bad ones, `dpo`
 better from worse in a group, `sft` imitates answers, `hindsight` learns from words that correct an answer."""
 PREFERENCES: tuple[Kind, ...] = ("kto", "dpo")
+BY_EXAMPLE: tuple[Kind, ...] = ("sft", "hindsight")
 DEMONSTRATIONS, BEST = "demonstrations", "best"
 """What a step may imitate besides another policy's answers; no policy may have these names."""
 COMMENTS = "comments"

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Executable, and_, bindparam, f
 
 from migrations import schema
 from whetstone.config.privacy import pseudonym
+from whetstone.config.trainer import BY_EXAMPLE
 from whetstone.database.engine import chunks
 from whetstone.domain.ids import SHADOW, new_id, version_id
 
@@ -216,7 +217,7 @@ def learned(connection: Connection, project: str, ids: Collection[str]) -> dict[
     between = and_(
         s.project == x.project,
         s.policy == x.policy,
-        s.kind.in_(("sft", "hindsight")),
+        s.kind.in_(BY_EXAMPLE),
         s.number <= x.step,
         or_(s.ended_at.is_(None), s.ended_at >= x.created_at),
     )

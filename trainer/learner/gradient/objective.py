@@ -20,7 +20,7 @@ from trainer.learner.gradient.hindsight import Targets, divergence
 from trainer.learner.gradient.preferences import PreferenceLoss
 from trainer.learner.losses import PolicyLoss, Tokens, k3
 from trainer.learner.micro_batches import MicroBatch
-from whetstone.config.trainer import PREFERENCES, Kind, TrainerSettings
+from whetstone.config.trainer import BY_EXAMPLE, PREFERENCES, Kind, TrainerSettings
 
 LARGEST_RATIO = 1000.0
 """Of trainer to server, in a step's figures: one token that the server all but excluded must not make them infinite."""
@@ -200,7 +200,7 @@ class Objective:
 
     def _weights(self, rows: Sequence[Row], step_tokens: int, kind: Kind) -> list[float]:
         """Return, for each row, the weight of its tokens in the loss."""
-        if kind in ("sft", "hindsight"):
+        if kind in BY_EXAMPLE:
             return [1 / step_tokens] * len(rows)
         tokens: Counter[str] = Counter()
         for row in rows:
