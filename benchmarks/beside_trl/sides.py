@@ -65,7 +65,7 @@ def ours(run: Run, count: int, console: Console) -> Result:
     with running(settings, lambda text: console.print(f"[dim]{text}[/dim]"), console) as stack, peaks.during():
         policy = LearningPolicy(stack, TASK.app, line_of, console)
         began = datetime.now().astimezone()
-        policy.learn(count, "--questions", "0", *TASK.training)
+        policy.learn(count, "--questions", "0", *TASK.training_options(False))
         points = _points(connect(settings.database_url), settings.project, began)
         if not points:
             raise SideFailed(f"no step was promoted: {settings.data / 'logs'}")

@@ -19,9 +19,9 @@ BY_JUDGE = ("--judge",)
 
 def _of_novice(name: str, right: str, share: str, steps: int, pause_s: float) -> Task:
     """`pause_s`: so long that hardly any attempt is stale before a step takes it."""
-    app, pause = EXAMPLES / name / "app.py", ("--pause-s", str(pause_s))
-    full = ("--size", "full")
-    return Task(name, app, right, steps, pause, fields=share, settings=OF_NOVICE, decays=True, model=NOVICE, full=full)
+    app, full = EXAMPLES / name / "app.py", ("--size", "full")
+    task = Task(name, app, right, steps, pause_s, fields=share, settings=OF_NOVICE, model=NOVICE, full=full)
+    return replace(task, decays=True)
 
 
 MAIL = _of_novice("mail", "right answer and source", "right source", steps=48, pause_s=0.8)
@@ -43,7 +43,7 @@ EXAMPLE_TASKS = {
         _of_novice("codenames", "won", "margin", steps=40, pause_s=1.7),
         _of_novice("mcp", "solved", "reward", steps=24, pause_s=0.6),
         MAIL,
-        replace(MAIL, name="mail-ruler", training=MAIL.training + BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
+        replace(MAIL, name="mail-ruler", training=BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
         replace(
             _of_novice("autorl", "the other word", "", steps=14, pause_s=1),
             full=(),
@@ -55,7 +55,7 @@ EXAMPLE_TASKS = {
             EXAMPLES / "reasoning_gym" / "app.py",
             "right answer",
             20,
-            ("--pause-s", "2"),
+            pause_s=2,
             fields="score",
             options=SUMS,
             python=WITH_MORE,

@@ -43,9 +43,11 @@ class Task:
     """What a 1 in `each` is, for tables."""
     steps: int
     """Policy-gradient steps."""
-    training: tuple[str, ...]
-    """Options of the app in training. Without pauses it would ask more than a step can take, and take the trainer's
-    CPU."""
+    pause_s: float
+    """Rest of each of the app's connections between two questions in training. Without it the app would ask more than a
+    step can take, and take the trainer's CPU."""
+    training: tuple[str, ...] = ()
+    """More options of the app in training."""
     lessons: Lessons | None = None
     fields: str = ""
     """What `fields` are, for tables."""
@@ -65,6 +67,15 @@ class Task:
     """In their place, those for any other model."""
     python: Path | None = None
     """The environment's interpreter that runs the app; None: this one."""
+
+    def training_options(self, shuffle_rewards: bool) -> list[str]:
+        """Return the app's options in training.
+
+        With shuffled rewards hardly a group has equal ones, and a step takes up to twice as many: half as many
+        questions, or the others would be stale.
+        """
+        rest = ["--pause-s", str(self.pause_s * (2 if shuffle_rewards else 1))]
+        return [*self.training, *rest, *(["--shuffle-rewards"] if shuffle_rewards else [])]
 
     def is_for(self, model: str) -> bool:
         """Return whether `options` and `settings` are for this model, and not `full` and the defaults."""

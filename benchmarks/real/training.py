@@ -65,8 +65,8 @@ class Training:
         self._measure(BEFORE)
         if left := max(0, self._plan.steps - len(self.taken("grpo"))):
             with self._timed(AFTER):
-                options = ["--shuffle-rewards"] if self._plan.shuffle_rewards else []
-                self.policy.learn(left, "--questions", "0", *self.task.training, *options)
+                options = self.task.training_options(self._plan.shuffle_rewards)
+                self.policy.learn(left, "--questions", "0", *options)
         self._measure(AFTER)
         if self.task.compares and not self._progress.preferred:
             self._compare()
