@@ -649,7 +649,7 @@ gate_results = Table(
     Column("policy", Text, nullable=False, comment="T, P"),
     Column("version", Integer, nullable=False, comment="T, P: the version that was decided on"),
     Column("against", Integer, comment="T, P: the version it was compared with, or that took its place"),
-    Column("test", Text, nullable=False, comment="T, P: probe | heldout | canary | watch | hand"),
+    Column("test", Text, nullable=False, comment="T, P: probe | retention | heldout | canary | watch | hand"),
     Column(
         "decision", Text, nullable=False, comment="T, P: pass | reject | testing | promote | rollback | pin | unpin"
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.domain.examples.sft_examples import ExampleSelection
+from trainer.domain.gate.verdict import Verdict
 from trainer.domain.rows import SampledCompletion
 from whetstone.config.trainer import Kind
 from whetstone.domain.ids import step_id, version_id
@@ -118,6 +119,8 @@ class Probe:
     """All measured figures that are finite; docs/versions.md lists the names."""
     remark: str | None = None
     """A remark in addition to the numbers."""
+    retention: Verdict | None = None
+    """Whether it can still do what the base model can, where the settings want that tested."""
 
 
 @dataclass(frozen=True)

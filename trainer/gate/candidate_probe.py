@@ -8,6 +8,7 @@ from trainer.domain.claims import Claim, Probe
 from trainer.domain.timing import Phases
 from trainer.gate.answers import SteppedRows
 from trainer.gate.probe import CHATS, CandidateUnfit, run_probe
+from trainer.gate.retention import run_retention
 from trainer.learner.learner import Learner
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import LoadRefused, Replicas
@@ -43,7 +44,10 @@ def load_and_probe(
     chats = store.tool_chats(claim, CHATS)
 
     def probed(vllm: Vllm) -> Probe:
-        return run_probe(vllm, claim, learner, step, chats, settings.gate, phases)
+        probe = run_probe(vllm, claim, learner, step, chats, settings.gate, phases)
+        if "retention" not in settings.gate.tests:
+            return probe
+        return replace(probe, retention=run_retention(vllm, claim, settings, phases.renew))
 
     again = False
     while True:
@@ -64,4 +68,7 @@ def load_and_probe(
             continue
         servers = {"servers": len(replicas), "servers_without_it": len(loaded.missing)}
         remark = "; ".join(f"not loaded by {url}: {why}" for url, why in loaded.missing.items())
-        return replace(probe, figures={**probe.figures, **servers}, remark=remark or None)
+        probe = replace(probe, figures={**probe.figures, **servers}, remark=remark or None)
+        if probe.retention is not None and probe.retention.decision == "reject":
+            raise CandidateUnfit(probe.retention.reason, probe)
+        return probe

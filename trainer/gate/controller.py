@@ -57,7 +57,7 @@ class GateController:
     def _test(self, tested: GateStep, now: datetime) -> bool:
         """Continue the tests of a candidate; return whether it moved."""
         by_hand = tested.state != "candidate" or tested.live_version != tested.version_in
-        left = [test for test in self._gate.tests if test not in tested.passed]
+        left = [test for test in self._gate.waits_for if test not in tested.passed]
         if by_hand or not left:
             why_not = self._tables.promoted(tested, self._keep_served, now)
             log.info("step %s: %s is %s", tested.id, tested.name_out, f"not live: {why_not}" if why_not else "live")
@@ -112,7 +112,7 @@ class GateController:
         if verdict.decision == "reject":
             self._tables.rejected(tested, test, verdict, now)
             return True
-        is_last = {*self._gate.tests} <= {*tested.passed, test}
+        is_last = {*self._gate.waits_for} <= {*tested.passed, test}
         why_not = self._tables.passed(tested, test, verdict, self._keep_served if is_last else None, now)
         if is_last:
             log.info("step %s: %s is %s", tested.id, tested.name_out, f"not live: {why_not}" if why_not else "live")

@@ -184,7 +184,7 @@ def _take_claimed(
         log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
         return True
     timing = phases.columns(figures.sampled_tokens)
-    if settings.gate.tests:
+    if settings.gate.waits_for:
         store.wait_for_tests(claim, timing, probe)
         log.info("step %s: version %d goes into its tests", claim.id, claim.version_out)
     elif why_not := store.promote(claim, timing, probe, settings.trainer.keep_served):

@@ -22,7 +22,7 @@ v = schema.policy_versions.c
 def note_probe(
     connection: Connection, claim: Claim, probe: Probe, decision: str, reason: str | None, now: datetime
 ) -> None:
-    """Record the probe's result, and the decision.
+    """Record the probe's result and the decision, and that of `retention` where it was tested.
 
     Raises:
         LeaseLost: another worker has the step.
@@ -44,6 +44,19 @@ def note_probe(
         reason=reason,
         figures=probe.figures,
     )
+    if probe.retention is not None:
+        decide(
+            connection,
+            claim.project,
+            claim.policy,
+            claim.version_out,
+            test="retention",
+            decision=probe.retention.decision,
+            now=now,
+            against=0,
+            reason=probe.retention.reason,
+            figures=probe.retention.figures,
+        )
 
 
 def wait_for_tests(connection: Connection, claim: Claim, figures: Mapping[str, Any]) -> None:

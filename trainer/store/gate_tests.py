@@ -18,7 +18,7 @@ from trainer.store.eligible_groups import unfinished_step
 from trainer.store.gate import promoted, rejected
 from trainer.store.heldout import Pair, ask, ask_no_more, read_pairs, read_prompts
 from trainer.store.rewards import read_looked, read_moments, read_rewards
-from whetstone.config.gate import GateTest
+from whetstone.config.gate import SweptTest
 from whetstone.domain.ids import version_id
 from whetstone.registry.versions import LedgerError, decide, lock, roll_back
 
@@ -85,7 +85,7 @@ class GateTables:
     def begin(
         self,
         tested: GateStep,
-        test: GateTest,
+        test: SweptTest,
         now: datetime,
         *,
         canary_share: float | None = None,

@@ -188,7 +188,7 @@ class Store:
             wait_for_tests(connection, claim, figures)
 
     def reject(self, claim: Claim, reason: str, probe: Probe, figures: Mapping[str, Any]) -> None:
-        """Reject a candidate that failed the probe.
+        """Reject a candidate that failed the probe, or `retention` after it.
 
         Its trajectories count as trained, so that none is trained on twice.
 
@@ -197,7 +197,9 @@ class Store:
         """
         now = datetime.now(UTC)
         with self._engine.begin() as connection:
-            note_probe(connection, claim, probe, "reject", reason, now)
+            by_retention = probe.retention is not None
+            decision, why = ("pass", probe.remark) if by_retention else ("reject", reason)
+            note_probe(connection, claim, probe, decision, why, now)
             rejected(connection, claim, reason, figures, now)
 
     def end_without_version(self, claim: Claim, state: str, reason: str, figures: Mapping[str, Any]) -> None:

@@ -6,7 +6,9 @@ from pydantic import Field
 
 from whetstone.config.rewards import Section
 
-GateTest = Literal["heldout", "canary"]
+SweptTest = Literal["heldout", "canary"]
+"""Tests that need traffic or rewards: a candidate waits for them."""
+GateTest = SweptTest | Literal["retention"]
 
 
 class GateSettings(Section):
@@ -14,7 +16,8 @@ class GateSettings(Section):
 
     tests: tuple[GateTest, ...] = ()
     """Tests that run after the probe, in this order: `heldout` replays logged prompts of the eval split, `canary` gives
-    the candidate a share of the live traffic. The next step waits until they are over."""
+    the candidate a share of the live traffic. The next step waits until they are over. `retention`, before both, asks
+    fixed prompts that the base model can answer, with the probe."""
     max_k3: float | None = Field(None, gt=0)
     """Probe: largest mean k3 between vLLM's and the trainer's logprobs under the new adapter, in nats a token. Unset:
     four times the parent's own k3, at least 0.001 and at most 0.1; and what vLLM serves of the adapter's effect must
@@ -38,9 +41,17 @@ class GateSettings(Section):
     """Most prompts of the eval split that `heldout` replays; the newest come first."""
     heldout_minimum: int = Field(16, ge=8)
     """Fewest prompts that `heldout` needs for a decision; with fewer, the candidate is rejected."""
+    retention_loss: float = Field(0.1, gt=0, lt=1)
+    """`retention` ends early where it is ruled out, with probability `power`, that the candidate answers this share of
+    the fixed prompts less often right than the base model."""
     canary_share: float = Field(0.1, gt=0, le=0.5)
     """Share of new trajectories that the candidate answers during `canary`."""
     deadline_s: float = Field(24 * 3600, gt=0)
     """A test without enough rewards after this many seconds rejects the candidate: it must be shown to be as good."""
     rollback: bool = True
     """Roll back automatically when the live version's rewards are significantly below its parent's."""
+
+    @property
+    def waits_for(self) -> tuple[SweptTest, ...]:
+        """The tests for which a candidate waits once its step has no more to do, in order."""
+        return tuple(test for test in self.tests if test != "retention")

@@ -1,1 +1,5 @@
-"""Hold the arithmetic of the gate: `verdict` compares two versions, `parity` what is served with what was trained."""
+"""Hold the arithmetic of the gate.
+
+`verdict` compares two versions by rewards, `retention` a version with the base model by fixed prompts, `parity` what is
+served with what was trained.
+"""
