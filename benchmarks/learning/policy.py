@@ -87,8 +87,10 @@ class LearningPolicy:
             self._look()
         self._show()
 
-    def imitate(self, source: str, min_reward: float, limit: int) -> None:
+    def imitate(self, source: str, min_reward: float | None, limit: int) -> None:
         """Take a supervised step; if one is requested already, by a run that was cut off, await that one.
+
+        `min_reward`: of the answers; None: with or without a reward.
 
         Raises:
             RefusedByProxy: the proxy refuses it.
