@@ -514,7 +514,7 @@ steps = Table(
     Column(
         "baselined", Integer, comment="T: of its trajectories, those compared with a running mean instead of a group"
     ),
-    Column("kind", Text, comment="T: grpo | kto | dpo | hindsight | sft; NULL of steps before there were two"),
+    Column("kind", Text, comment="T: grpo | kto | dpo | hindsight | distill | sft; NULL where there was but one"),
     Column("asked_at", Utc, comment="T: when it was asked for by hand; NULL where it was due by itself"),
     Column(
         "loss_function",
@@ -529,7 +529,7 @@ steps = Table(
     Column("discarded", Json, comment="T: {reason: groups} given up when it was claimed"),
     Column("kept", Text, comment="T: file with the rows of a step whose numbers were not finite"),
     Column(
-        "imitates", Json, comment="T: {from, min_reward, limit} of a step that learns from answers or words; else NULL"
+        "imitates", Json, comment="T: {from, min_reward, limit} of a step on answers, words or a teacher; else NULL"
     ),
     Column(
         "decided_share",
@@ -587,9 +587,14 @@ examples = Table(
         "source_id",
         Text,
         primary_key=True,
-        comment="T: the feedback or completion it was made of; of steps that learn from words `/hindsight` follows",
+        comment="T: the feedback or completion it was made of; `/hindsight` or `/distill/<teacher>` follows by kind",
     ),
-    Column("source", Text, nullable=False, comment="T: demonstrations | best | the policy that answered | comments"),
+    Column(
+        "source",
+        Text,
+        nullable=False,
+        comment="T: demonstrations | best | comments, or the name of the policy or teacher",
+    ),
     Column("trajectory_id", Text, nullable=False, comment="T: the trajectory it answers in"),
     Column("completion_id", Text, nullable=False, comment="T: the completion whose prompt it answers"),
     Column("prompt_token_ids", TokenIds, comment="T: rendered by vLLM, once; NULL where the completion has its own"),

@@ -17,6 +17,7 @@ TrainerError
 ├── LoadRefused           (vllm/pool) all servers are healthy, and none loads the adapter
 ├── NotAForest            (learner/attention) the model passes an argument that a forest does not support
 ├── NotProven             (learner/self_checks) the model does not read forests as it reads rows
+├── TeacherUnusable       a teacher cannot be reached, or is none for this policy
 ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
 └── AdapterError
     ├── AdapterExists     the folder exists; adapters are never overwritten
@@ -82,6 +83,10 @@ class PeersMissing(TrainerError):
 
 class SinkMissing(TrainerError):
     """The package of a sink for a step's figures is not installed."""
+
+
+class TeacherUnusable(TrainerError):
+    """A teacher cannot be reached, has another tokenizer, or is a server of ours."""
 
 
 class ModelUnusable(TrainerError):

@@ -52,24 +52,27 @@ class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     """The kind of step and its data. Without a body: a step on the groups that are ready."""
 
     kind: Annotated[
-        Literal["grpo", "sft", "hindsight"],
+        Literal["grpo", "sft", "hindsight", "distill"],
         Meta(
             description="`grpo` learns from rewards, as `trainer.objective` says; `sft` imitates examples; `hindsight` "
-            "learns from words that correct answers."
+            "learns from words that correct answers; `distill` from a teacher that scores the policy's own answers."
         ),
     ] = "grpo"
     source: Annotated[
         str | None,
         Meta(
             description="Of `sft`, whose answers: `demonstrations` of feedback, the `best` logged ones of this policy, "
-            "or another policy's, by its name. Of `hindsight`, whose words: `comments` or `demonstrations` of feedback."
+            "or another policy's, by its name. Of `hindsight`, whose words: `comments` or `demonstrations` of "
+            "feedback. Of `distill`, the teacher, by its name in the settings."
         ),
     ] = None
     min_reward: Annotated[
         float | None, Meta(description="Of `sft`, least reward of an answer; not for demonstrations.")
     ] = None
     limit: (
-        Annotated[int, Meta(description=f"Of both, most examples; {DEFAULT_LIMIT} without it.", ge=1, le=MAX_LIMIT)]
+        Annotated[
+            int, Meta(description=f"Of all but `grpo`, most examples; {DEFAULT_LIMIT} without it.", ge=1, le=MAX_LIMIT)
+        ]
         | None
     ) = None
 
@@ -95,8 +98,8 @@ def parse_body(body: bytes, kind: type[BodyT]) -> BodyT:
         raise NotJson(f"the body must be a JSON object: {error}") from error
 
 
-def read_step(body: bytes, policy: str, policies: Collection[str]) -> dict[str, Any]:
-    """Return what to store as the step requested for `policy`, one of `policies`.
+def read_step(body: bytes, policy: str, policies: Collection[str], teachers: Collection[str] = ()) -> dict[str, Any]:
+    """Return what to store as the step requested for `policy`, one of `policies`. `teachers`: their names.
 
     Raises:
         NotJson: the body is not JSON.
@@ -112,12 +115,22 @@ def read_step(body: bytes, policy: str, policies: Collection[str]) -> dict[str, 
         return {"kind": "grpo"}
     if request.kind == "hindsight":
         _check_words(request)
+    elif request.kind == "distill":
+        _check_teacher(request, teachers)
     else:
         _check_source(request, policy, policies)
     if request.min_reward is not None and not math.isfinite(request.min_reward):
         raise BadRequest("min_reward must be a finite number", param="min_reward")
     limit = DEFAULT_LIMIT if request.limit is None else request.limit
     return {"kind": request.kind, "from": request.source, "min_reward": request.min_reward, "limit": limit}
+
+
+def _check_teacher(request: StepAsked, teachers: Collection[str]) -> None:
+    if request.source not in teachers:
+        names = ", ".join(sorted(teachers)) or "there is none: add [teachers.NAME] to the settings"
+        raise BadRequest(f"from must be a teacher's name ({names})", param="from")
+    if request.min_reward is not None:
+        raise BadRequest("min_reward goes with sft; a distill step needs no rewards", param="min_reward")
 
 
 def _check_words(request: StepAsked) -> None:

@@ -70,6 +70,10 @@ class Row:
     """Name of the pair of trajectories that it belongs to, where a step compares pairs."""
     teacher_ids: tuple[int, ...] = ()
     """The prompt with a correction in it, where a step learns from words."""
+    top_ids_N: tuple[tuple[int, ...], ...] = ()
+    """A teacher's likeliest tokens at each of the N sampled tokens, where a step learns from a teacher ..."""
+    top_logprobs_N: tuple[tuple[float, ...], ...] = ()
+    """... and their logprobs, in nats."""
 
 
 @dataclass(slots=True)

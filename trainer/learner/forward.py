@@ -15,9 +15,9 @@ from trainer.learner import attention, self_checks
 from trainer.learner import prefix_trees as trees
 from trainer.learner.chunked_head import chosen_logprobs, likeliest, token_logprobs
 from trainer.learner.constrained import head as constrained_head
-from trainer.learner.eos_tokens import ends_of
 from trainer.learner.gradient.memory import TokenBudget, ran_out
 from trainer.learner.micro_batches import MicroBatch, by_length
+from trainer.learner.model_files import ends_of
 from whetstone.config.trainer import TrainerSettings
 
 log = logging.getLogger(__name__)

@@ -34,6 +34,7 @@ from trainer.learner.constrained import measuring
 from trainer.learner.forward import Reading
 from trainer.learner.gradient import beforehand, memory
 from trainer.learner.gradient.accumulation import Accumulation
+from trainer.learner.gradient.divergence import given_targets
 from trainer.learner.gradient.objective import Objective, Sums, Terms, figures_of
 from trainer.learner.gradient.preferences import preference_loss
 from trainer.learner.processes.collective import Alone, Collective, Plan
@@ -303,6 +304,8 @@ class Learner:
             with nullcontext() if follows else self.as_version(reference):
                 targets = beforehand.targets(self._reading, self._peers, rows, self._settings)
             return self._objective.terms(rows, version_in, kind, targets=targets)
+        if kind == "distill":
+            return self._objective.terms(rows, version_in, kind, targets=[given_targets(row) for row in rows])
         if kind not in PREFERENCES:
             return self._objective.terms(rows, version_in, kind)
         policy_R = beforehand.row_logprobs(self._reading, self._peers, rows)

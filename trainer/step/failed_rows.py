@@ -57,12 +57,13 @@ def read(path: Path) -> list[Row]:
 
 
 def _row(values: Mapping[str, Any]) -> Row:
-    # Earlier versions wrote one advantage for the whole row, no pairs and no prompts of a
-    # teacher.
+    # Earlier versions wrote one advantage for the whole row, no pairs, and nothing of a teacher.
     values = {
         "advantages_T": [values.get("advantage")] * len(values["token_ids_T"]),
         "pair": "",
         "teacher_ids": (),
+        "top_ids_N": (),
+        "top_logprobs_N": (),
         **values,
     }
     spans = tuple(_span(span) for span in values.get("constrained", ()))

@@ -18,12 +18,13 @@ from trainer.domain.measured import versions_to_measure
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
-from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite, OutOfMemory, RowsDoNotFit
+from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite, OutOfMemory, RowsDoNotFit, TeacherUnusable
 from trainer.gate.answers import SteppedRows
 from trainer.gate.candidate_probe import load_and_probe
 from trainer.gate.probe import CandidateUnfit
 from trainer.learner.learner import Learner
 from trainer.step import failed_rows
+from trainer.step.distillation import scored_rows
 from trainer.step.hindsight import corrected_rows
 from trainer.step.rewarded import rewarded
 from trainer.step.supervised import imitation
@@ -31,13 +32,16 @@ from trainer.store.unit_of_work import Store
 from trainer.vllm.device_pause import LONGEST_RETRY_S, RETRY_S, Pause
 from trainer.vllm.pool import Replicas
 from whetstone.config.settings import Settings
-from whetstone.config.trainer import PREFERENCES, TrainerSettings
+from whetstone.config.trainer import BY_EXAMPLE, PREFERENCES, TrainerSettings
 from whetstone.observability import log_setup, tracing
 from whetstone.registry.adapters import AdapterDamaged
 
 UNREADABLE_RETRY_S = 600.0
 """How long a step waits when its start version cannot be trained on; the version may be repaired or replaced meanwhile.
 """
+
+ROWS_OF = {"sft": imitation, "hindsight": corrected_rows, "distill": scored_rows}
+"""Kind of a step by example -> what makes its rows."""
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +170,10 @@ def _take_claimed(
         return False
     except (AdapterMismatch, AdapterDamaged) as error:
         return _unreadable(claim, str(error), store, learners, phases)
+    except TeacherUnusable as error:
+        store.end_without_version(claim, "failed", str(error), phases.columns())
+        log.error("step %s: %s", claim.id, error)
+        return True
     except NotFinite as error:
         why, path = _dump_rows(settings.data.resolve() / "kept", claim, rows, str(error))
         store.end_without_version(claim, "failed", why, {"kept": path, **phases.columns()})
@@ -198,8 +206,8 @@ def _take_claimed(
 def _nothing_to_learn(claim: Claim, taught: StepRows, store: Store, phases: Phases) -> bool:
     """End a step that has no row. Return that it is over."""
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(taught.left_out.values()).items()))
-    endings = {"sft": "answer could be imitated", "hindsight": "answer could be learned from"}
-    what = endings.get(claim.kind, "trajectory could teach anything")
+    by_example = "answer could be imitated" if claim.kind == "sft" else "answer could be learned from"
+    what = by_example if claim.kind in BY_EXAMPLE else "trajectory could teach anything"
     why = f"no {what}: {why or 'there is none'}"
     store.end_without_version(claim, "noop", why, phases.columns())
     log.info("step %s: nothing to learn: %s", claim.id, why)
@@ -266,10 +274,8 @@ def _read(
     Raises:
         LeaseLost, VllmDown, ModelUnusable: see `take_step`.
     """
-    if claim.wanted is not None and claim.kind == "hindsight":
-        return corrected_rows(claim, claim.wanted, store, replicas, settings, unfit)
     if claim.wanted is not None:
-        return imitation(claim, claim.wanted, store, replicas, settings, unfit)
+        return ROWS_OF[claim.kind](claim, claim.wanted, store, replicas, settings, unfit)
     taught = rewarded(claim.kind, members, settings.trainer, unfit)
     store.note_advantages(claim, taught.advantages, taught.left_out)
     return taught

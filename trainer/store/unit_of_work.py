@@ -14,17 +14,19 @@ from sqlalchemy import Engine, bindparam, case, select
 from migrations import schema
 from trainer.domain.claims import Claim, Member, Probe, ToolChat
 from trainer.domain.examples.corrections import CorrectedAnswer
+from trainer.domain.examples.own_answers import OwnAnswer
 from trainer.domain.examples.sft_examples import Example, ExampleSelection, RenderedExample
 from trainer.domain.figures import EndedStep
 from trainer.domain.measured import MeasuredRows
 from trainer.store.claims import Claims
-from trainer.store.corrections import find_corrections, read_corrections
 from trainer.store.eligible_groups import policy_names, read_lineage
-from trainer.store.examples import read_examples, take, write_rendered
+from trainer.store.examples.answers import read_examples, take, write_rendered
+from trainer.store.examples.corrections import find_corrections, read_corrections
+from trainer.store.examples.own_answers import find_own_answers, read_own_answers
+from trainer.store.examples.sources import find
 from trainer.store.gate import note_probe, promoted, read_tool_chats, rejected, wait_for_tests
 from trainer.store.members import read_members
 from trainer.store.pause import PauseStore
-from trainer.store.sources import find
 from trainer.store.step_ends import end_step, last_ended, update_step
 from whetstone.config.trainer import TrainerSettings
 from whetstone.database.engine import chunks
@@ -93,6 +95,23 @@ class Store:
         """Return the answers that words correct, in a fixed order."""
         with self._reader.connect() as connection:
             return read_corrections(connection, claim)
+
+    def take_own_answers(self, claim: Claim, wanted: ExampleSelection, max_staleness: int) -> None:
+        """Take the policy's answers that a teacher is to score, unless it has them already; versions as above.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        with self._reader.connect() as connection:
+            lineage = read_lineage(connection, claim.project, claim.policy, claim.version_in)
+            sources = find_own_answers(connection, claim, wanted, lineage[: max_staleness + 1])
+        with self._engine.begin() as connection:
+            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+
+    def own_answers(self, claim: Claim) -> list[OwnAnswer]:
+        """Return the policy's answers that a teacher is to score, in a fixed order."""
+        with self._reader.connect() as connection:
+            return read_own_answers(connection, claim)
 
     def examples(self, claim: Claim) -> list[Example]:
         """Return what a supervised step imitates, in a fixed order."""

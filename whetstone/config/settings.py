@@ -20,6 +20,7 @@ from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import PolicyNames, ProxySettings, UpstreamSettings, VllmSettings, policy_name
 from whetstone.config.rewards import JudgeSettings, RewardSettings, Section, Url
 from whetstone.config.secret_files import SUFFIX, take_up
+from whetstone.config.teachers import TeacherSettings
 from whetstone.config.trainer import TrainerSettings
 from whetstone.domain.ids import ID
 from whetstone.domain.suggestions import suggestion
@@ -112,6 +113,9 @@ class Settings(Section):
     called."""
     upstreams: dict[str, UpstreamSettings] = Field(default_factory=dict)
     """Other model servers, by a name of your choice: `[upstreams.openai]` with `url`, `api_key_env`, `models`."""
+    teachers: dict[str, TeacherSettings] = Field(default_factory=dict)
+    """Models whose probabilities a policy learns from, by a name of your choice: `[teachers.large]` with `url`,
+    `model`."""
     project: str = Field("default", min_length=1)
     """The home project: the tenant of requests without a key, and of `policy` and `policies`."""
     projects: dict[str, ProjectSettings] = Field(default_factory=dict)
@@ -292,7 +296,11 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
         settings = Settings.model_validate(values)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from error
-    servers: tuple[JudgeSettings | UpstreamSettings, ...] = (*settings.judges.values(), *settings.upstreams.values())
+    servers: tuple[JudgeSettings | UpstreamSettings | TeacherSettings, ...] = (
+        *settings.judges.values(),
+        *settings.upstreams.values(),
+        *settings.teachers.values(),
+    )
     langfuse = LANGFUSE_VARIABLES if settings.log.langfuse_url is not None else ()
     keys = [one.api_key_env for one in servers if one.api_key_env is not None]
     take_up(environment, [*keys, *langfuse, HUB_TOKEN_VARIABLE])

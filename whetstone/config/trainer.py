@@ -12,11 +12,12 @@ AdvantageScale = Literal["none", "batch", "group", "mean"]
 BaselineName = Literal["group", "state"]
 CutOff = Literal["train", "mask", "clamp"]
 Objective = Literal["grpo", "kto", "dpo"]
-Kind = Literal[Objective, "sft", "hindsight"]
+Kind = Literal[Objective, "sft", "hindsight", "distill"]
 """What a step does: `grpo` follows advantages with the configured loss, `kto` tells good answers from bad ones, `dpo`
-better from worse in a group, `sft` imitates answers, `hindsight` learns from words that correct an answer."""
+better from worse in a group, `sft` imitates answers, `hindsight` learns from words that correct an answer, `distill`
+from how likely a teacher finds each token of an answer."""
 PREFERENCES: tuple[Kind, ...] = ("kto", "dpo")
-BY_EXAMPLE: tuple[Kind, ...] = ("sft", "hindsight")
+BY_EXAMPLE: tuple[Kind, ...] = ("sft", "hindsight", "distill")
 DEMONSTRATIONS, BEST = "demonstrations", "best"
 """What a step may imitate besides another policy's answers; no policy may have these names."""
 COMMENTS = "comments"
@@ -115,6 +116,12 @@ class TrainerSettings(Section):
     hindsight_in_a_row: int = Field(20, ge=1)
     """hindsight: most such versions in a row. A policy that learns from its own corrected answers alone may collapse;
     a step of another kind starts the count again."""
+    distill_top: int = Field(20, ge=1)
+    """distill: how many of the teacher's likeliest tokens are compared, the rest as one. At most what the teacher's
+    server gives: vLLM's --max-logprobs, 20 by default."""
+    distill_alpha: float = Field(1, ge=0, le=1)
+    """distill: which divergence, as `hindsight_alpha`. 1, the reverse KL, makes the student give up what the teacher
+    finds unlikely, instead of spreading over all that the teacher might say."""
     max_answer_tokens: int = Field(4096, ge=1)
     """dr_grpo divides by this number instead of an answer's length."""
     learning_rate: float | None = Field(None, gt=0)

@@ -366,6 +366,16 @@ class Vllm:
         body |= {field: value for field, value in given.items() if value}
         return self._ask(_Tokens, "POST", "/tokenize", body).tokens
 
+    def tokenize(self, name: str, text: str) -> list[int]:
+        """Return the token ids of a text, without those that begin or end one.
+
+        Raises:
+            VllmRefused: the name is not loaded.
+            VllmDown: it cannot be reached.
+        """
+        body = {"model": name, "prompt": text, "add_special_tokens": False}
+        return self._ask(_Tokens, "POST", "/tokenize", body).tokens
+
     def answer(self, method: str, path: str, body: object, timeout_s: float) -> Any:
         """Send a request and return the answer as decoded JSON.
 

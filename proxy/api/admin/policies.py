@@ -74,7 +74,7 @@ def add(
         names = known(policies(), policy)
         body = await read_whole(request.receive, limits.max_body_bytes, limits.body_timeout_s)
         logs = await recorder.commit(lambda connection: store.imported(connection, project))
-        step = read_step(body, policy, [*names, *logs])
+        step = read_step(body, policy, [*names, *logs], settings.teachers)
         now = datetime.now(UTC)
         why_not = await recorder.commit(
             lambda connection: store.request_step(connection, project, policy, step, now), first=True

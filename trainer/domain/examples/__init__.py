@@ -1,1 +1,4 @@
-"""Hold what steps by example learn from: `sft_examples` are answers to imitate, `corrections` words about an answer."""
+"""Hold what steps by example learn from.
+
+`sft_examples` are answers to imitate, `corrections` words about an answer, `own_answers` answers that a teacher scores.
+"""

@@ -136,7 +136,7 @@ def retained(base: Sequence[bool], candidate: Sequence[bool], prompts: int, gate
 
 def _tail(lost: int, differing: int) -> float:
     """Return the probability of at least `lost` heads of `differing` tosses."""
-    return sum(math.comb(differing, heads) for heads in range(lost, differing + 1)) / 2**differing
+    return float(sum(math.comb(differing, heads) for heads in range(lost, differing + 1)) / 2**differing)
 
 
 def _share(suite: Sequence[RetentionPrompt], right: Sequence[bool], kind: str) -> float:

@@ -1,6 +1,6 @@
 """Compute a step's gradient.
 
-`objective` is a micro-batch's loss, `preferences` what KTO and DPO make of whole trajectories, `hindsight` the distance
-from a corrected self; `beforehand` reads what these two need. `accumulation` adds micro-batches up, `memory` is how
+`objective` is a micro-batch's loss, `preferences` what KTO and DPO make of whole trajectories, `divergence` the
+distance from a teacher; `beforehand` reads what these two need. `accumulation` adds micro-batches up, `memory` is how
 many tokens fit into one.
 """

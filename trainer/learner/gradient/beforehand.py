@@ -12,7 +12,7 @@ import torch
 from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.learner.forward import Reading
 from trainer.learner.gradient import memory
-from trainer.learner.gradient.hindsight import Targets
+from trainer.learner.gradient.divergence import Targets
 from trainer.learner.micro_batches import MicroBatch
 from trainer.learner.processes.collective import Collective, Value
 from whetstone.config.trainer import TrainerSettings

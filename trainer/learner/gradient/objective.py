@@ -16,7 +16,7 @@ from trainer.domain.figures import StepFigures
 from trainer.domain.rows import Row
 from trainer.learner import losses
 from trainer.learner.forward import Read, Reading
-from trainer.learner.gradient.hindsight import Targets, divergence
+from trainer.learner.gradient.divergence import Targets, divergence
 from trainer.learner.gradient.preferences import PreferenceLoss
 from trainer.learner.losses import PolicyLoss, Tokens, k3
 from trainer.learner.micro_batches import MicroBatch
@@ -49,7 +49,7 @@ class Terms:
     loss: float | None = None
     """The loss of preferences, which `weights` are the derivatives of; None where the rows' losses add up to it."""
     targets: Sequence[Targets] = ()
-    """For each row, what the teacher of a step that learns from words says."""
+    """For each row, what the teacher says, where the step has one."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Objective:
     ) -> Terms:
         """Return the terms of a step over the rows.
 
-        `preference`: of preferences, their loss; `targets`: of a step that learns from words, those of each row.
+        `preference`: of preferences, their loss; `targets`: of a step with a teacher, those of each row.
         """
         tokens = sum(sum(row.sampled_T) for row in rows)
         if preference is not None:
@@ -128,7 +128,7 @@ class Objective:
         batch = self._batch(terms, places)
         among_S, base_M = self._base_logprobs(terms, places, batch)
         if terms.targets:
-            read, policy = self._beside_teacher(batch, [terms.targets[place] for place in places])
+            read, policy = self._beside_teacher(batch, [terms.targets[place] for place in places], terms.kind)
         else:
             read = self._reading.read(batch)
             policy = self.policy_loss(batch, read.logprobs_S, terms.kind)
@@ -171,14 +171,15 @@ class Objective:
         tokens = Tokens(trainer_S, batch.inference_logprobs_S, batch.advantages_S, batch.sequences_S)
         return losses.guarded(tokens, self._loss, self._settings.max_ratio, self._settings.max_sequence_ratio)
 
-    def _beside_teacher(self, batch: MicroBatch, targets: Sequence[Targets]) -> tuple[Read, PolicyLoss]:
+    def _beside_teacher(self, batch: MicroBatch, targets: Sequence[Targets], kind: Kind) -> tuple[Read, PolicyLoss]:
         """Return what is read, and the divergence from the teacher at each token."""
         device = batch.token_ids_S.device
         ids_SK = torch.cat([one.ids_NK for one in targets]).to(device)
         teacher_SK = torch.cat([one.logprobs_NK for one in targets]).to(device)
         read = self._reading.read(batch, ids_SK)
         assert read.chosen_SK is not None
-        losses_S = divergence(read.chosen_SK, teacher_SK, self._settings.hindsight_alpha)
+        alpha = self._settings.distill_alpha if kind == "distill" else self._settings.hindsight_alpha
+        losses_S = divergence(read.chosen_SK, teacher_SK, alpha)
         return read, PolicyLoss(losses_S, torch.zeros_like(losses_S, dtype=torch.bool))
 
     def _batch(self, terms: Terms, places: Sequence[int]) -> MicroBatch:

@@ -61,10 +61,14 @@ def step(
         Literal["comments", "demonstrations"] | None,
         typer.Option("--hindsight", help="A step that learns from words: what feedback says of single answers"),
     ] = None,
+    distill: Annotated[
+        str | None,
+        typer.Option("--distill", help="A step that learns from a teacher of the settings: it scores own answers"),
+    ] = None,
     min_reward: Annotated[
         float | None, typer.Option("--min-reward", help="Least reward of an answer to imitate")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most answers to imitate or correct [64]")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most answers to learn from [64]")] = None,
     data: DataOption = None,
     config: ConfigOption = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Request it and do not wait")] = False,
@@ -83,27 +87,28 @@ def step(
         whetstone step starter
         whetstone step --imitate best --min-reward 1
         whetstone step --hindsight comments
+        whetstone step --distill large
         whetstone step --dry-run
     """
     settings = running_settings(data, config)
+    given = {"sft": imitate, "hindsight": hindsight, "distill": distill}
+    by_example = [(kind, source) for kind, source in given.items() if source is not None]
+    options = "--imitate, --hindsight, --distill"
     check(
         {
-            "--dry-run shows a step on rewards; leave out --imitate, --hindsight and --no-wait": dry_run
-            and (imitate is not None or hindsight is not None or no_wait),
+            f"--dry-run shows a step on rewards; leave out {options} and --no-wait": dry_run
+            and (bool(by_example) or no_wait),
             "--rows goes with --dry-run": rows and not dry_run,
-            "--imitate and --hindsight are two kinds of step": imitate is not None and hindsight is not None,
+            f"{options} are kinds of step: choose one": len(by_example) > 1,
             "--min-reward goes with --imitate": min_reward is not None and imitate is None and not dry_run,
-            "--limit goes with --imitate or --hindsight": limit is not None
-            and imitate is None
-            and hindsight is None
-            and not dry_run,
+            f"--limit goes with one of {options}": limit is not None and not by_example and not dry_run,
         }
     )
     if dry_run:
         _dry_run(settings, policy, rows=rows, as_json=as_json)
     name = policy or settings.policy
-    kind = "sft" if imitate else "hindsight" if hindsight else "grpo"
-    fields = {"kind": kind, "from": imitate or hindsight, "min_reward": min_reward, "limit": limit}
+    kind, source = by_example[0] if by_example else ("grpo", None)
+    fields = {"kind": kind, "from": source, "min_reward": min_reward, "limit": limit}
     answer = admin_client.ask(settings.data, name, "step", fields, look='`whetstone sql "SELECT * FROM admin_steps"`')
     requested_at = msgspec.json.decode(answer, type=_StepResponse).asked_at
     if no_wait:

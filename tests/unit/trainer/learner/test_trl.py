@@ -21,7 +21,7 @@ from torch import Tensor
 from trainer.adapters import files
 from trainer.domain.rows import Row
 from trainer.learner import losses
-from trainer.learner.gradient.hindsight import divergence
+from trainer.learner.gradient.divergence import divergence
 from trainer.learner.gradient.preferences import preference_loss
 from trainer.learner.learner import Learner
 from trainer.learner.losses import Tokens

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainer.adapters import files
 from trainer.domain.rows import Answer, Row, rows_for_sft
-from trainer.learner.gradient.hindsight import divergence
+from trainer.learner.gradient.divergence import divergence
 from trainer.learner.learner import Learner
 from whetstone.config.trainer import TrainerSettings
 

@@ -20,7 +20,7 @@ from proxy.trajectories.conversation_hash import ConversationHasher
 from tests.conftest import NOW, Seed, as_told
 from trainer.domain.claims import Claim
 from trainer.domain.examples.sft_examples import ExampleSelection
-from trainer.store.sources import find
+from trainer.store.examples.sources import find
 from whetstone.config.privacy import pseudonym
 from whetstone.config.settings import GroupSettings, Settings, SettingsError
 from whetstone.privacy.eraser import erasing

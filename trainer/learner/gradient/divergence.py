@@ -1,24 +1,29 @@
-"""Compute the loss of a step that learns from words: how far the policy is from a teacher that reads the correction.
+"""Compute the loss of a step that learns from a teacher: how far the policy is from it, token by token.
 
-The teacher is the same model after the prompt with the correction, with the weights of a fixed version or of that which
-the step starts from; the student is the policy after the prompt as it was. Both read the answer that the student
-sampled. At each of its tokens the teacher's K likeliest tokens are compared, and all others as one: without that last
-class the probabilities would not add up to 1, and the number would be no divergence.
+In a step of the kind hindsight the teacher is the same model after the prompt with a correction, with the weights of a
+fixed version or of that which the step starts from; the student is the policy after the prompt as it was. In one of the
+kind distill the teacher is another model, on a server of its own. Both read the answer that the student sampled. At
+each of its tokens the teacher's K likeliest tokens are compared, and all others as one: without that last class the
+probabilities would not add up to 1, and the number would be no divergence.
 
-| `trainer.hindsight_alpha` | loss of a token, q the teacher's probabilities, p the student's, over K + 1 classes |
+| alpha | loss of a token, q the teacher's probabilities, p the student's, over K + 1 classes |
 |---|---|
 | 0 | KL(q to p) = Σ q · log(q/p) |
 | 1 | KL(p to q) = Σ p · log(p/q) |
 | a between | (1 - a) · KL(p to m) + a · KL(q to m), m = (1 - a) · p + a · q |
 
-The idea is that of self-distillation, SDPO (arXiv 2601.20802) and SDFT, and of hindsight from the next message (arXiv
-2603.12273). No gradient flows through the teacher. Normalised by all answer tokens of the update.
+The settings are `trainer.hindsight_alpha` and `trainer.distill_alpha`. The idea of hindsight is that of
+self-distillation, SDPO (arXiv 2601.20802) and SDFT, and of hindsight from the next message (arXiv 2603.12273); with
+another model as teacher it is on-policy distillation, GKD (arXiv 2306.13649). No gradient flows through the teacher.
+Normalised by all answer tokens of the update.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from trainer.domain.rows import Row
 
 LEAST_REST = 1e-7
 """Least mass of the tokens that are not among the K, so that its logarithm is finite in fp32."""
@@ -32,6 +37,11 @@ class Targets:
     """int64: its K likeliest tokens."""
     logprobs_NK: Tensor
     """Of these, in nats."""
+
+
+def given_targets(row: Row) -> Targets:
+    """Return what a teacher said of the row's answer; the row has it."""
+    return Targets(torch.tensor(row.top_ids_N), torch.tensor(row.top_logprobs_N))
 
 
 def divergence(student_SK: Tensor, teacher_SK: Tensor, alpha: float) -> Tensor:

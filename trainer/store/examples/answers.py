@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, and_, select
 from migrations import schema
 from trainer.domain.claims import Claim
 from trainer.domain.examples.sft_examples import ENDED, AnswerText, Example, RenderedExample
-from trainer.store.sources import USABLE, Source
+from trainer.store.examples.sources import USABLE, Source
 from trainer.store.step_ends import update_step
 from whetstone.database.engine import chunks
 

@@ -1,7 +1,7 @@
 """Select and read the answers that words correct: their comments or demonstrations, and the ids that were sampled.
 
-They are stored as examples (`trainer.store.examples`), whose ids end with HINDSIGHT: the same feedback may be imitated
-as well.
+They are stored as examples (`trainer.store.examples.answers`), whose ids end with HINDSIGHT: the same feedback may be
+imitated as well.
 """
 
 from collections.abc import Collection
@@ -13,8 +13,8 @@ from migrations import schema
 from trainer.domain.claims import Claim
 from trainer.domain.examples.corrections import CorrectedAnswer
 from trainer.domain.examples.sft_examples import ExampleSelection, WhyLeftOut
-from trainer.store.examples import chain_of, messages_of, of_step, prompt_of, read_log
-from trainer.store.sources import USABLE, Source, about_answers
+from trainer.store.examples.answers import chain_of, messages_of, of_step, prompt_of, read_log
+from trainer.store.examples.sources import USABLE, Source, about_answers
 from whetstone.config.trainer import COMMENTS
 
 HINDSIGHT = "/hindsight"

@@ -1,0 +1,64 @@
+"""Select and read the policy's own answers that a teacher is to score.
+
+They are stored as examples (`trainer.store.examples.answers`), whose ids end with the teacher's name: several teachers
+may score the same answer.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, select
+
+from migrations import schema
+from trainer.domain.claims import Claim
+from trainer.domain.examples.own_answers import OwnAnswer
+from trainer.domain.examples.sft_examples import ExampleSelection, WhyLeftOut
+from trainer.domain.rows import Answer
+from trainer.store.examples.answers import chain_of, of_step, prompt_of, read_log
+from trainer.store.examples.sources import USABLE, Source
+
+c, e, t = schema.completions.c, schema.examples.c, schema.trajectories.c
+
+
+def find_own_answers(
+    connection: Connection, claim: Claim, wanted: ExampleSelection, versions: Collection[int]
+) -> list[Source]:
+    """Return the answers that the step learns from: first those this teacher has not scored yet, then the newest.
+
+    They are complete answers that one of `versions` of the policy sampled.
+    """
+    source_id = c.id + f"/distill/{wanted.source}"
+    known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == source_id)
+    query = (
+        select(source_id, c.trajectory_id, c.id)
+        .join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
+        .join(schema.examples, known, isouter=True)
+        .where(c.project == claim.project, c.policy == claim.policy, c.policy_version.in_(versions))
+        .where(c.status == "complete", c.why_not_trained.is_(None), c.token_ids.is_not(None), USABLE)
+        .where(t.split == "train", t.no_train.is_(False))
+        .order_by(func.coalesce(e.step, 0), c.created_at.desc(), c.id)
+        .limit(wanted.limit)
+    )
+    return [Source(*row) for row in connection.execute(query)]
+
+
+def read_own_answers(connection: Connection, claim: Claim) -> list[OwnAnswer]:
+    """Return the step's answers, by trajectory and turn."""
+    query = (
+        select(e.source_id, e.trajectory_id, e.completion_id, e.left_out)
+        .join(schema.completions, and_(c.project == e.project, c.id == e.completion_id))
+        .where(*of_step(claim))
+        .order_by(e.trajectory_id, c.turn, e.source_id)
+    )
+    answers = []
+    log: dict[str, Any] = {}
+    at = None
+    for row in connection.execute(query).all():
+        if at != row.trajectory_id:
+            at, log = row.trajectory_id, read_log(connection, claim.project, row.trajectory_id)
+        chain = chain_of(log, row.completion_id)
+        prompt_ids, token_ids = prompt_of(chain), tuple(chain[-1].token_ids or ())
+        lacks = None if prompt_ids and token_ids else WhyLeftOut.NOT_A_CHAT.value
+        answer = Answer(row.source_id, prompt_ids or (), token_ids)
+        answers.append(OwnAnswer(row.trajectory_id, answer, row.left_out or lacks))
+    return answers
