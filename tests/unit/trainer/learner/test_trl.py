@@ -318,6 +318,28 @@ def test_the_divergence_of_hindsight_and_its_gradient_are_those_of_trls_sdpo(tmp
         assert answer["gradient"].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("top", [None, 8])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_the_loss_of_distillation_and_its_gradient_are_trls(tmp_path: Path, alpha: float, top: int | None) -> None:
+    """`top` None: TRL compares the whole vocabulary, and so do we, with all its tokens named."""
+    given = []
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        sizes = {"hidden": (12, 16), "teacher_hidden": (12, 24), "head": (40, 16), "teacher_head": (40, 24)}
+        given.append({name: torch.randn(size, generator=generator).div(2) for name, size in sizes.items()})
+    theirs = ask("distillations", tmp_path, [{"alpha": alpha, "top": top}] * len(given), given)
+    for one, answer in zip(given, theirs, strict=True):
+        hidden_SH = one["hidden"].clone().requires_grad_()
+        student_SV = (hidden_SH @ one["head"].T).log_softmax(-1)
+        teacher_SK, ids_SK = (one["teacher_hidden"] @ one["teacher_head"].T).log_softmax(-1).topk(top or 40)
+        loss = divergence(student_SV.gather(-1, ids_SK), teacher_SK, alpha).mean()
+        loss.backward()
+        assert hidden_SH.grad is not None
+        assert (loss.detach() - answer["loss"]).abs() <= 2e-6
+        assert (hidden_SH.grad - answer["gradient"]).abs().max() <= 2e-6
+        assert answer["gradient"].abs().max() > 1e-3
+
+
 TEMPERATURE = 0.7
 
 

@@ -1,6 +1,6 @@
 """Executed in TRL's environment: batches in, the losses and gradients of TRL's own code out.
 
-    trl_reference.py losses|gradients|preferences|divergences FOLDER
+    trl_reference.py losses|gradients|preferences|divergences|distillations FOLDER
 
 FOLDER holds `cases.json`, with TRL's settings of each case, and `given.safetensors`, with tensors named after the
 case's place. `answers.safetensors` is written beside them.
@@ -115,6 +115,34 @@ def divergences(case: dict[str, Any], given: dict[str, Tensor]) -> dict[str, Ten
     each_S = compute_divergence(add_tail_bucket(student_SK), add_tail_bucket(given["teacher"]), case["alpha"])
     each_S.sum().backward()
     return {"each": each_S.detach(), "gradient": student_SK.grad}
+
+
+def distillations(case: dict[str, Any], given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The loss of TRL's distillation from all logits, and its gradient by the student's hidden states.
+
+    With `top`, as from a teacher's server: its likeliest tokens and the rest.
+    """
+    hidden_SH = given["hidden"].requires_grad_()
+    if case["top"] is None:
+        from trl.trainer.distillation_trainer import _chunked_divergence_loss
+
+        mask_1S = torch.ones(1, len(hidden_SH))
+        loss, _, _ = _chunked_divergence_loss(
+            hidden_SH[None], given["teacher_hidden"][None], given["head"], given["teacher_head"], mask_1S, case["alpha"]
+        )
+    else:
+        from trl.experimental.server_distillation import server_distillation_trainer as server
+
+        teacher_SV = (given["teacher_hidden"] @ given["teacher_head"].T).log_softmax(-1)
+        teacher_SK, ids_SK = teacher_SV.topk(case["top"])
+        student_SK = (hidden_SH @ given["head"].T).log_softmax(-1).gather(-1, ids_SK)
+        every = torch.ones_like(student_SK, dtype=torch.bool)
+        (student_SC, valid), (teacher_SC, _) = (
+            server._add_tail_bucket(some, every) for some in (student_SK, teacher_SK)
+        )
+        loss = server._jsd_divergence(student_SC, teacher_SC, case["alpha"], valid).sum(-1).mean()
+    loss.backward()
+    return {"loss": loss.detach(), "gradient": hidden_SH.grad}
 
 
 def _kind(case: dict[str, Any]) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ SFT: dict[str, Any] = {"kind": "sft", "from": "best"}
 
 
 def read(**body: Any) -> dict[str, Any]:
-    return read_step(msgspec.json.encode(body), "starter", POLICIES)
+    return read_step(msgspec.json.encode(body), "starter", POLICIES, ["large"])
 
 
 def policy(proxy: RunningProxy, **values: Any) -> Any:
@@ -63,6 +63,8 @@ def test_what_is_left_out_is_filled_in() -> None:
     assert read(kind="sft", **{"from": "teacher"})["from"] == "teacher"
     words = {"kind": "hindsight", "from": "comments"}
     assert read(**words) == words | {"min_reward": None, "limit": DEFAULT_LIMIT}
+    scores = {"kind": "distill", "from": "large"}
+    assert read(**scores) == scores | {"min_reward": None, "limit": DEFAULT_LIMIT}
     assert read() == read_step(b" \n", "starter", POLICIES) == {"kind": "grpo"}
 
 
@@ -81,6 +83,8 @@ def test_what_is_left_out_is_filled_in() -> None:
         ({"kind": "hindsight"}, "a hindsight step learns from one of comments, demonstrations"),
         ({"kind": "hindsight", "from": "best"}, "a hindsight step learns from one of"),
         ({"kind": "hindsight", "from": "comments", "min_reward": 1.0}, "min_reward goes with sft"),
+        ({"kind": "distill"}, r"from must be a teacher's name \("),
+        ({"kind": "distill", "from": "teacher"}, r"from must be a teacher's name \("),
         (SFT | {"limit": 0}, "limit"),
         (SFT | {"limit": MAX_LIMIT + 1}, "limit"),
         (SFT | {"limit": "many"}, "limit"),
@@ -92,6 +96,14 @@ def test_a_step_that_cannot_be_meant_is_refused(door: RunningProxy, body: dict[s
         read(**body)
     refused(door, 400, **body)
     assert policy(door).step_asked is None
+
+
+def test_a_teacher_must_be_in_the_settings() -> None:
+    body = msgspec.json.encode({"kind": "distill", "from": "large"})
+    with pytest.raises(BadRequest, match=r"there is none: add \[teachers.NAME\] to the settings"):
+        read_step(body, "starter", POLICIES)
+    with pytest.raises(BadRequest, match="min_reward goes with sft; a distill step"):
+        read(**{"kind": "distill", "from": "large", "min_reward": 1.0})
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000, b'{"kind": "sft", "from": "best", "min_reward": NaN}'])

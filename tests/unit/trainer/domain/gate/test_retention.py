@@ -1,4 +1,4 @@
-"""Whether a version has forgotten: the exact checks of answers, the prompts that count, the test by hand and by chance."""
+"""Whether a version has forgotten: the exact checks of answers, the prompts that count, by hand and by chance."""
 
 import math
 import random

@@ -95,6 +95,13 @@ def test_a_supervised_step_is_asked_for_with_what_it_imitates(stack: Stack) -> N
     assert stack.asked()[0] == {"kind": "sft", "from": "best", "min_reward": 0.5, "limit": 8}
 
 
+def test_a_teacher_must_be_one_of_the_settings(stack: Stack) -> None:
+    result = stack.step("--distill", "large")
+    assert result.exit_code == 1
+    assert "there is none: add [teachers.NAME] to the settings" in " ".join(result.stderr.split())
+    assert stack.asked() == (None, None)
+
+
 def test_what_the_proxy_refuses_is_said_in_its_words(stack: Stack) -> None:
     assert stack.step("--no-wait").exit_code == 0
     again = stack.step("--no-wait")
@@ -125,7 +132,14 @@ def test_what_came_of_it_is_one_object_where_json_is_asked_for(stack: Stack) -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--rows",), ("--limit", "3"), ("--min-reward", "1"), ("--imitate", "best", "--limit", "0")],
+    [
+        ("--rows",),
+        ("--distill", "large", "--imitate", "best"),
+        ("--distill", "large", "--dry-run"),
+        ("--limit", "3"),
+        ("--min-reward", "1"),
+        ("--imitate", "best", "--limit", "0"),
+    ],
 )
 def test_options_that_do_not_go_together_ask_for_nothing(stack: Stack, arguments: tuple[str, ...]) -> None:
     assert stack.step(*arguments).exit_code == 2

@@ -1,4 +1,4 @@
-"""The divergence from a corrected self: by its formula, and through a whole model in any number of micro-batches."""
+"""The divergence from a teacher: by its formula, and through a whole model in any number of micro-batches."""
 
 import random
 from collections.abc import Callable
@@ -49,15 +49,19 @@ def logprobs(learner: Learner, prompt: tuple[int, ...], answer: tuple[int, ...])
     return logits[len(prompt) - 1 : -1].log_softmax(-1)
 
 
-def by_hand(learner: Learner, rows: list[Row], alpha: float, top: int) -> Tensor:
-    """The mean over tokens of the divergence over K + 1 classes, each class a probability of its own."""
+def by_hand(learner: Learner, rows: list[Row], alpha: float, top: int, teacher: Learner | None = None) -> Tensor:
+    """The mean over tokens of the divergence over K + 1 classes, each class a probability of its own.
+
+    The teacher is another model after the same prompt, or without one the same model after the corrected prompt.
+    """
     total, tokens = torch.zeros(()), 0
     for row in rows:
         start = row.sampled_T.index(True)
         prompt, answer = row.token_ids_T[:start], row.token_ids_T[start:]
         p_NV = logprobs(learner, prompt, answer).exp()
         with torch.no_grad():
-            q_NV = logprobs(learner, row.teacher_ids, answer).exp()
+            read = (learner, row.teacher_ids, answer) if teacher is None else (teacher, prompt, answer)
+            q_NV = logprobs(*read).exp()
         q_NK, ids_NK = q_NV.topk(top)
         q_NC, p_NC = (torch.cat([some, 1 - some.sum(-1, keepdim=True)], -1) for some in (q_NK, p_NV.gather(-1, ids_NK)))
         m_NC = q_NC if alpha == 1 else p_NC if alpha == 0 else (1 - alpha) * p_NC + alpha * q_NC
@@ -86,6 +90,46 @@ def test_the_gradient_is_that_of_the_formula_in_any_number_of_micro_batches(
         figures = stepping.step(rows, 1, kind="hindsight")
         assert figures.loss == pytest.approx(loss.item(), rel=1e-4)
         assert (figures.mismatch_k3, figures.masked_share, figures.effective_share) == (None, 0, None)
+        moments = [stepping._optimizer.state[weight]["exp_avg"] / 0.1 for weight in stepping._trained.values()]
+        mine = torch.cat([moment.flatten() for moment in moments])
+        assert torch.nn.functional.cosine_similarity(mine, whole, dim=0) > 0.99999
+        assert mine.norm() == pytest.approx(whole.norm().item(), rel=1e-3)
+
+
+def scored(rows: list[Row], teacher: Learner, top: int) -> list[Row]:
+    """The rows with the teacher's likeliest tokens, as another server gives them."""
+    with_scores = []
+    for row in rows:
+        start = row.sampled_T.index(True)
+        with torch.no_grad():
+            values_NK, ids_NK = logprobs(teacher, row.token_ids_T[:start], row.token_ids_T[start:]).topk(top)
+        ids, values = (tuple(map(tuple, some.tolist())) for some in (ids_NK, values_NK))
+        with_scores.append(replace(row, teacher_ids=(), top_ids_N=ids, top_logprobs_N=values))
+    return with_scores
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_the_gradient_from_another_model_is_that_of_the_formula(
+    tmp_path: Path, tiny_model: Path, make_rows: MakeRows, alpha: float
+) -> None:
+    settings = SETTINGS.model_copy(update={"clip_norm": 1e9, "distill_alpha": alpha})
+    learner = Learner.fresh(tiny_model, settings, seed=1)
+    learner.step(make_rows(6, seed=1), 0)
+    teacher = Learner.fresh(tiny_model, settings.model_copy(update={"learning_rate": 3e-2}), seed=2)
+    for seed in range(4):
+        teacher.step(make_rows(6, seed=seed), 0)
+    rows = scored(corrected(8, seed=2), teacher, top=7)
+    files.write(tmp_path / "v1", learner, parent=0, step=1)
+    resumed = Learner.resume(tiny_model, tmp_path / "v1", settings)
+    loss = by_hand(resumed, rows, alpha, 7, teacher)
+    assert loss > 1e-3
+    loss.backward()
+    whole = torch.cat([weight.grad.flatten() for weight in resumed._trained.values() if weight.grad is not None])
+    for tokens in (100_000, 64):
+        parted = settings.model_copy(update={"micro_batch_tokens": tokens})
+        stepping = Learner.resume(tiny_model, tmp_path / "v1", parted)
+        figures = stepping.step(rows, 1, kind="distill")
+        assert figures.loss == pytest.approx(loss.item(), rel=1e-4)
         moments = [stepping._optimizer.state[weight]["exp_avg"] / 0.1 for weight in stepping._trained.values()]
         mine = torch.cat([moment.flatten() for moment in moments])
         assert torch.nn.functional.cosine_similarity(mine, whole, dim=0) > 0.99999
