@@ -17,6 +17,7 @@ from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import UpstreamSettings
 from whetstone.config.rewards import ExploreSettings, JudgeSettings, RewardFunction, RewardSettings, RulerSettings
 from whetstone.config.settings import PREFIX, STARTER, ProjectSettings, Settings
+from whetstone.config.teachers import TeacherSettings
 from whetstone.domain.why_not_trained import WhyNotTrained
 
 DOCS = Path(__file__).resolve().parent.parent
@@ -50,6 +51,7 @@ def _settings() -> str:
     lines += _table("[projects.<name>]", plain)
     lines += _table("[projects.<name>.privacy]", PrivacySettings.model_fields)
     lines += _table("[upstreams.<name>]", UpstreamSettings.model_fields)
+    lines += _table("[teachers.<name>]", TeacherSettings.model_fields)
     plain = {n: f for n, f in RewardSettings.model_fields.items() if not _is_section(f.annotation)}
     lines += _table("[learning.<policy>]", plain)
     lines += _table("[[learning.<policy>.rewards]]", RewardFunction.model_fields)
