@@ -126,7 +126,7 @@ def distillations(case: dict[str, Any], given: dict[str, Tensor]) -> dict[str, T
     if case["top"] is None:
         from trl.trainer.distillation_trainer import _chunked_divergence_loss
 
-        mask_1S = torch.ones(1, len(hidden_SH))
+        mask_1S = torch.full((1, len(hidden_SH)), 1.0)
         loss, _, _ = _chunked_divergence_loss(
             hidden_SH[None], given["teacher_hidden"][None], given["head"], given["teacher_head"], mask_1S, case["alpha"]
         )
@@ -136,7 +136,7 @@ def distillations(case: dict[str, Any], given: dict[str, Tensor]) -> dict[str, T
         teacher_SV = (given["teacher_hidden"] @ given["teacher_head"].T).log_softmax(-1)
         teacher_SK, ids_SK = teacher_SV.topk(case["top"])
         student_SK = (hidden_SH @ given["head"].T).log_softmax(-1).gather(-1, ids_SK)
-        every = torch.ones_like(student_SK, dtype=torch.bool)
+        every = torch.full_like(student_SK, True, dtype=torch.bool)
         (student_SC, valid), (teacher_SC, _) = (
             server._add_tail_bucket(some, every) for some in (student_SK, teacher_SK)
         )

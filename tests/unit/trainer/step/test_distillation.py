@@ -204,7 +204,7 @@ def test_tokens_that_the_policys_model_lacks_are_refused(training: Distilling) -
     assert re.match(r"no_scores: token 10\d\d is none of the policy's model, which has 64", example.left_out)
 
 
-def test_a_teacher_that_fails_a_moment_is_asked_again(training: Distilling) -> None:
+def test_a_teacher_that_fails_a_moment_is_tried_again(training: Distilling) -> None:
     training.answered("t")
     training.large.fails = [503, 500]
     assert training.distill().state == "promoted"
