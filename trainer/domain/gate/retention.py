@@ -76,7 +76,7 @@ class RetentionPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenPrompts:
     """The prompts that a candidate is asked, in order."""
 
     places: tuple[int, ...]
@@ -94,11 +94,11 @@ def read_suite(lines: bytes) -> list[RetentionPrompt]:
     return [msgspec.json.decode(line, type=RetentionPrompt) for line in lines.splitlines()]
 
 
-def chosen(suite: Sequence[RetentionPrompt], base_right: Sequence[bool]) -> Chosen:
+def chosen(suite: Sequence[RetentionPrompt], base_right: Sequence[bool]) -> ChosenPrompts:
     """Return the prompts of the kinds of which the base model answers enough right."""
     shares = {kind: _share(suite, base_right, kind) for kind in dict.fromkeys(one.kind for one in suite)}
     skipped = {kind: share for kind, share in shares.items() if share < LEAST_RIGHT}
-    return Chosen(tuple(place for place, one in enumerate(suite) if one.kind not in skipped), skipped)
+    return ChosenPrompts(tuple(place for place, one in enumerate(suite) if one.kind not in skipped), skipped)
 
 
 def looks(prompts: int) -> tuple[int, ...]:
