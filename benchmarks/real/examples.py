@@ -40,11 +40,7 @@ EXAMPLE_TASKS = {
             _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=0.5),
             settings=OF_NOVICE | {"trainer__groups_per_step": 16, "trainer__step_waits_s": 20},
         ),
-        # With 12 groups a step, on a machine that takes it in a second, 40 steps see too few games to learn from.
-        replace(
-            _of_novice("codenames", "won", "margin", steps=48, pause_s=1.7),
-            settings=OF_NOVICE | {"trainer__groups_per_step": 28, "trainer__step_waits_s": 40},
-        ),
+        _of_novice("codenames", "won", "margin", steps=40, pause_s=1.7),
         _of_novice("mcp", "solved", "reward", steps=24, pause_s=0.6),
         MAIL,
         replace(MAIL, name="mail-ruler", training=BY_JUDGE, judge=EXAMPLES / "mail" / "rule_judge.py"),
