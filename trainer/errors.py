@@ -17,6 +17,7 @@ TrainerError
 ├── LoadRefused           (vllm/pool) all servers are healthy, and none loads the adapter
 ├── NotAForest            (learner/attention) the model passes an argument that a forest does not support
 ├── NotProven             (learner/self_checks) the model does not read forests as it reads rows
+├── AnswerRefused         (vllm/teacher) a teacher refuses this one answer; the others go on
 ├── TeacherUnusable       a teacher cannot be reached, or is none for this policy
 ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
 └── AdapterError

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from trainer.domain.examples.own_answers import TopTokens
-from trainer.errors import TeacherUnusable
+from trainer.errors import TeacherUnusable, TrainerError
 from whetstone.config.teachers import TeacherSettings
 
 TIMEOUT_S = 300.0
@@ -26,7 +26,7 @@ OF_A_POLICY = re.compile(r"@v\d+$")
 """Our own servers, and only those, name models so."""
 
 
-class AnswerRefused(Exception):
+class AnswerRefused(TrainerError):
     """The teacher refuses this one answer, for example because it is too long for it."""
 
 
