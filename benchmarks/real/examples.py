@@ -20,8 +20,9 @@ BY_JUDGE = ("--judge",)
 def _of_novice(name: str, right: str, share: str, steps: int, pause_s: float) -> Task:
     """`pause_s`: so long that hardly any attempt is stale before a step takes it."""
     app, full = EXAMPLES / name / "app.py", ("--size", "full")
-    task = Task(name, app, right, steps, pause_s, fields=share, settings=OF_NOVICE, model=NOVICE, full=full)
-    return replace(task, decays=True)
+    return Task(
+        name, app, right, steps, pause_s, fields=share, settings=OF_NOVICE, decays=True, model=NOVICE, full=full
+    )
 
 
 MAIL = _of_novice("mail", "right answer and source", "right source", steps=48, pause_s=0.8)

@@ -16,6 +16,7 @@ import msgspec
 from trainer.domain.claims import Claim
 from trainer.domain.gate.retention import RetentionPrompt, chosen, looks, read_suite, retained
 from trainer.domain.gate.verdict import Verdict
+from trainer.gate.probe import BAD_REQUEST
 from whetstone.config.settings import Settings
 from whetstone.domain.ids import version_id
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused
@@ -25,7 +26,6 @@ MOST_TOKENS = 48
 """Longest answer."""
 AT_ONCE = 16
 """Requests in flight."""
-BAD_REQUEST = 400
 TIMEOUT_S = 300.0
 """Of one answer; a CPU that is also training takes its time."""
 

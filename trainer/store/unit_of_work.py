@@ -4,12 +4,12 @@ Every write of a step carries the claim's attempt number (a fencing token): a wo
 nothing more.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, bindparam, case, select
+from sqlalchemy import Connection, Engine, bindparam, case, select
 
 from migrations import schema
 from trainer.domain.claims import Claim, Member, Probe, ToolChat
@@ -23,7 +23,7 @@ from trainer.store.eligible_groups import policy_names, read_lineage
 from trainer.store.examples.answers import read_examples, take, write_rendered
 from trainer.store.examples.corrections import find_corrections, read_corrections
 from trainer.store.examples.own_answers import find_own_answers, read_own_answers
-from trainer.store.examples.sources import find
+from trainer.store.examples.sources import Source, find
 from trainer.store.gate import note_probe, promoted, read_tool_chats, rejected, wait_for_tests
 from trainer.store.members import read_members
 from trainer.store.pause import PauseStore
@@ -35,6 +35,9 @@ from whetstone.registry.versions import live_version
 
 COUNTS_PER_STATEMENT = 1_000
 """Completions whose counts of decided tokens one statement writes; each takes two parameters and part of a CASE."""
+
+FindAnswers = Callable[[Connection, Claim, ExampleSelection, Collection[int]], Sequence[Source]]
+"""Selects answers that some versions of the policy sampled."""
 
 
 class Store:
@@ -85,11 +88,7 @@ class Store:
         Raises:
             LeaseLost: another worker has the step.
         """
-        with self._reader.connect() as connection:
-            lineage = read_lineage(connection, claim.project, claim.policy, claim.version_in)
-            sources = find_corrections(connection, claim, wanted, lineage[: max_staleness + 1])
-        with self._engine.begin() as connection:
-            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+        self._take_answers(find_corrections, claim, wanted, max_staleness)
 
     def corrections(self, claim: Claim) -> list[CorrectedAnswer]:
         """Return the answers that words correct, in a fixed order."""
@@ -102,16 +101,20 @@ class Store:
         Raises:
             LeaseLost: another worker has the step.
         """
-        with self._reader.connect() as connection:
-            lineage = read_lineage(connection, claim.project, claim.policy, claim.version_in)
-            sources = find_own_answers(connection, claim, wanted, lineage[: max_staleness + 1])
-        with self._engine.begin() as connection:
-            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+        self._take_answers(find_own_answers, claim, wanted, max_staleness)
 
     def own_answers(self, claim: Claim) -> list[OwnAnswer]:
         """Return the policy's answers that a teacher is to score, in a fixed order."""
         with self._reader.connect() as connection:
             return read_own_answers(connection, claim)
+
+    def _take_answers(self, find: FindAnswers, claim: Claim, wanted: ExampleSelection, max_staleness: int) -> None:
+        """Take the answers of recent versions that `find` returns."""
+        with self._reader.connect() as connection:
+            lineage = read_lineage(connection, claim.project, claim.policy, claim.version_in)
+            sources = find(connection, claim, wanted, lineage[: max_staleness + 1])
+        with self._engine.begin() as connection:
+            take(connection, claim, wanted.source, sources, datetime.now(UTC))
 
     def examples(self, claim: Claim) -> list[Example]:
         """Return what a supervised step imitates, in a fixed order."""

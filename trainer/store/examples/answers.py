@@ -4,11 +4,11 @@ Ids that the log has are read from it unchanged; only rendered ids are stored. N
 groups: an imitated answer may still teach by its reward.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, select
+from sqlalchemy import ColumnElement, Connection, Executable, and_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
@@ -120,6 +120,16 @@ def chain_of(log: Mapping[str, Any], completion_id: str) -> list[Any]:
         chain.append(log[at])
         at = log[at].follows
     return chain[::-1]
+
+
+def with_chains(connection: Connection, claim: Claim, query: Executable) -> Iterator[tuple[Any, list[Any]]]:
+    """Return the rows of a query, which come by trajectory, each with the completion it names and those it extends."""
+    log: dict[str, Any] = {}
+    at = None
+    for row in connection.execute(query).all():
+        if at != row.trajectory_id:
+            at, log = row.trajectory_id, read_log(connection, claim.project, row.trajectory_id)
+        yield row, chain_of(log, row.completion_id)
 
 
 def _example(row: Any, chain: Sequence[Any]) -> Example:

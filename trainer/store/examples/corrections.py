@@ -13,7 +13,7 @@ from migrations import schema
 from trainer.domain.claims import Claim
 from trainer.domain.examples.corrections import CorrectedAnswer
 from trainer.domain.examples.sft_examples import ExampleSelection, WhyLeftOut
-from trainer.store.examples.answers import chain_of, messages_of, of_step, prompt_of, read_log
+from trainer.store.examples.answers import messages_of, of_step, prompt_of, with_chains
 from trainer.store.examples.sources import USABLE, Source, about_answers
 from whetstone.config.trainer import COMMENTS
 
@@ -55,12 +55,7 @@ def read_corrections(connection: Connection, claim: Claim) -> list[CorrectedAnsw
         .order_by(e.trajectory_id, c.turn, e.source_id)
     )
     answers = []
-    log: dict[str, Any] = {}
-    at = None
-    for row in connection.execute(query).all():
-        if at != row.trajectory_id:
-            at, log = row.trajectory_id, read_log(connection, claim.project, row.trajectory_id)
-        chain = chain_of(log, row.completion_id)
+    for row, chain in with_chains(connection, claim, query):
         last, prompt_ids = chain[-1], prompt_of(chain)
         correction = row.comment if row.source == COMMENTS else _text_of(row.demonstration)
         lacks = prompt_ids is None or not last.token_ids or not correction

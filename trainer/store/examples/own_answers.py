@@ -5,7 +5,6 @@ may score the same answer.
 """
 
 from collections.abc import Collection
-from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
@@ -14,7 +13,7 @@ from trainer.domain.claims import Claim
 from trainer.domain.examples.own_answers import OwnAnswer
 from trainer.domain.examples.sft_examples import ExampleSelection, WhyLeftOut
 from trainer.domain.rows import Answer
-from trainer.store.examples.answers import chain_of, of_step, prompt_of, read_log
+from trainer.store.examples.answers import of_step, prompt_of, with_chains
 from trainer.store.examples.sources import USABLE, Source
 
 c, e, t = schema.completions.c, schema.examples.c, schema.trajectories.c
@@ -51,12 +50,7 @@ def read_own_answers(connection: Connection, claim: Claim) -> list[OwnAnswer]:
         .order_by(e.trajectory_id, c.turn, e.source_id)
     )
     answers = []
-    log: dict[str, Any] = {}
-    at = None
-    for row in connection.execute(query).all():
-        if at != row.trajectory_id:
-            at, log = row.trajectory_id, read_log(connection, claim.project, row.trajectory_id)
-        chain = chain_of(log, row.completion_id)
+    for row, chain in with_chains(connection, claim, query):
         prompt_ids, token_ids = prompt_of(chain), tuple(chain[-1].token_ids or ())
         lacks = None if prompt_ids and token_ids else WhyLeftOut.NOT_A_CHAT.value
         answer = Answer(row.source_id, prompt_ids or (), token_ids)
