@@ -13,7 +13,7 @@ from trainer.adapters import files
 from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.learner.gradient.divergence import divergence
 from trainer.learner.learner import Learner
-from whetstone.config.trainer import TrainerSettings
+from whetstone.config.trainer import Kind, TrainerSettings
 
 MakeRows = Callable[..., list[Row]]
 
@@ -71,6 +71,22 @@ def by_hand(learner: Learner, rows: list[Row], alpha: float, top: int, teacher: 
     return total / tokens
 
 
+def check_gradient(loss: Tensor, resumed: Learner, model: Path, rows: list[Row], kind: Kind, folder: Path) -> None:
+    """Check that a step has the gradient of the loss, which was computed with `resumed` from the same folder."""
+    loss.backward()
+    whole = torch.cat([weight.grad.flatten() for weight in resumed._trained.values() if weight.grad is not None])
+    for tokens in (100_000, 64):
+        parted = resumed._settings.model_copy(update={"micro_batch_tokens": tokens})
+        stepping = Learner.resume(model, folder, parted)
+        figures = stepping.step(rows, 1, kind=kind)
+        assert figures.loss == pytest.approx(loss.item(), rel=1e-4)
+        assert (figures.mismatch_k3, figures.masked_share, figures.effective_share) == (None, 0, None)
+        moments = [stepping._optimizer.state[weight]["exp_avg"] / 0.1 for weight in stepping._trained.values()]
+        mine = torch.cat([moment.flatten() for moment in moments])
+        assert torch.nn.functional.cosine_similarity(mine, whole, dim=0) > 0.99999
+        assert mine.norm() == pytest.approx(whole.norm().item(), rel=1e-3)
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_the_gradient_is_that_of_the_formula_in_any_number_of_micro_batches(
     tmp_path: Path, tiny_model: Path, make_rows: MakeRows, alpha: float
@@ -82,18 +98,7 @@ def test_the_gradient_is_that_of_the_formula_in_any_number_of_micro_batches(
     files.write(tmp_path / "v1", learner, parent=0, step=1)
     resumed = Learner.resume(tiny_model, tmp_path / "v1", settings)
     loss = by_hand(resumed, rows, alpha, top=5)
-    loss.backward()
-    whole = torch.cat([weight.grad.flatten() for weight in resumed._trained.values() if weight.grad is not None])
-    for tokens in (100_000, 64):
-        parted = settings.model_copy(update={"micro_batch_tokens": tokens})
-        stepping = Learner.resume(tiny_model, tmp_path / "v1", parted)
-        figures = stepping.step(rows, 1, kind="hindsight")
-        assert figures.loss == pytest.approx(loss.item(), rel=1e-4)
-        assert (figures.mismatch_k3, figures.masked_share, figures.effective_share) == (None, 0, None)
-        moments = [stepping._optimizer.state[weight]["exp_avg"] / 0.1 for weight in stepping._trained.values()]
-        mine = torch.cat([moment.flatten() for moment in moments])
-        assert torch.nn.functional.cosine_similarity(mine, whole, dim=0) > 0.99999
-        assert mine.norm() == pytest.approx(whole.norm().item(), rel=1e-3)
+    check_gradient(loss, resumed, tiny_model, rows, "hindsight", tmp_path / "v1")
 
 
 def scored(rows: list[Row], teacher: Learner, top: int) -> list[Row]:
@@ -123,17 +128,7 @@ def test_the_gradient_from_another_model_is_that_of_the_formula(
     resumed = Learner.resume(tiny_model, tmp_path / "v1", settings)
     loss = by_hand(resumed, rows, alpha, 7, teacher)
     assert loss > 1e-3
-    loss.backward()
-    whole = torch.cat([weight.grad.flatten() for weight in resumed._trained.values() if weight.grad is not None])
-    for tokens in (100_000, 64):
-        parted = settings.model_copy(update={"micro_batch_tokens": tokens})
-        stepping = Learner.resume(tiny_model, tmp_path / "v1", parted)
-        figures = stepping.step(rows, 1, kind="distill")
-        assert figures.loss == pytest.approx(loss.item(), rel=1e-4)
-        moments = [stepping._optimizer.state[weight]["exp_avg"] / 0.1 for weight in stepping._trained.values()]
-        mine = torch.cat([moment.flatten() for moment in moments])
-        assert torch.nn.functional.cosine_similarity(mine, whole, dim=0) > 0.99999
-        assert mine.norm() == pytest.approx(whole.norm().item(), rel=1e-3)
+    check_gradient(loss, resumed, tiny_model, rows, "distill", tmp_path / "v1")
 
 
 def test_steps_bring_the_policy_nearer_to_its_corrected_self(tiny_model: Path) -> None:
