@@ -108,6 +108,9 @@ policies = Table(
     Column("self_tested_at", Utc, comment="W"),
     Column("step_asked", Json, comment="P: the step asked for by hand: {kind, ...}; NULL while none is"),
     Column("step_asked_at", Utc, comment="P: when it was asked for"),
+    Column("handover_teacher", Text, comment="W: the policy that answers until this one is as good; NULL without one"),
+    Column("handover_share", Float, comment="W, T: share of new trajectories that this policy answers meanwhile"),
+    Column("handover_since", Utc, comment="W, T: since when it answers this share"),
     ForeignKeyConstraint(["project"], ["projects.id"]),
     comment="names that apps may ask for as `model`: a base model and the line of adapters trained on it",
 )
@@ -654,9 +657,14 @@ gate_results = Table(
     Column("policy", Text, nullable=False, comment="T, P"),
     Column("version", Integer, nullable=False, comment="T, P: the version that was decided on"),
     Column("against", Integer, comment="T, P: the version it was compared with, or that took its place"),
-    Column("test", Text, nullable=False, comment="T, P: probe | retention | heldout | canary | watch | hand"),
     Column(
-        "decision", Text, nullable=False, comment="T, P: pass | reject | testing | promote | rollback | pin | unpin"
+        "test", Text, nullable=False, comment="T, P, W: probe | retention | heldout | canary | watch | handover | hand"
+    ),
+    Column(
+        "decision",
+        Text,
+        nullable=False,
+        comment="T, P, W: pass | reject | testing | promote | rollback | pin | unpin | begin | raise | lower | stay",
     ),
     Column("reason", Text, comment="T, P: in words"),
     Column("figures", Json, comment="T: what it was decided on: {name: number}"),

@@ -108,7 +108,7 @@ VIEWS = (
         "names that apps may ask for as `model`, and which version answers",
         schema.policies,
         "project policy=id base_model live_version state model_path upstream aliases self_test self_tested_at "
-        "created_at",
+        "created_at handover_teacher handover_share handover_since",
         created_at="when it was made",
         self_tested_at="when the self-test ran",
     ),

@@ -13,11 +13,13 @@ from trainer.adapters.retention import Sweeper
 from trainer.domain.figures import EndedStep
 from trainer.errors import PeersMissing, SinkMissing
 from trainer.gate.controller import GateController
+from trainer.gate.handover import HandoverController
 from trainer.learner.processes import team
 from trainer.step import metric_sinks
 from trainer.step.schedule import rounds
 from trainer.step.step import Learners, take_step
 from trainer.store.gate_tests import GateTables
+from trainer.store.handover import HandoverTables
 from trainer.store.retention import RetentionStore
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
@@ -46,6 +48,7 @@ class Project:
         self.settings = own
         self.store = Store(_engine(), own.project, own.home)
         self.gatekeeper = GateController(GateTables(_engine(), own.project), own)
+        self.handovers = HandoverController(HandoverTables(_engine(), own.project), own)
         self.sweeper = Sweeper(RetentionStore(_engine(), own.project, own.home), own)
 
 
@@ -107,6 +110,7 @@ def step() -> None:
 def _go_on(project: Project, policy: str) -> None:
     before = _ended(project, policy)
     project.gatekeeper.go_on(policy, datetime.now(UTC))
+    project.handovers.go_on(policy, datetime.now(UTC))
     _tell(project, policy, before)
 
 

@@ -59,6 +59,28 @@ class Canary(msgspec.Struct, frozen=True):
     """Share of new trajectories that it answers, from 0 to 1."""
 
 
+class Handover(msgspec.Struct, frozen=True):
+    """A policy that takes over from another server's model, the teacher."""
+
+    policy: str
+    teacher: str
+    """The policy that the other server answers."""
+    share: float
+    """Share of new trajectories that the policy answers itself, from 0 to 1."""
+
+    def teacher_answers(self, trajectory_id: str, group_id: str | None, pins: Pins) -> bool:
+        """Return whether the teacher answers a call of this trajectory.
+
+        `pins`: the versions that have answered in it. A trajectory stays with whom it began with. All attempts of a
+        group that the app names go to the same one, so that the policy's groups are whole.
+        """
+        for pin in reversed(pins):
+            if pin.policy in (self.policy, self.teacher):
+                return pin.policy == self.teacher
+        # The policy's name makes it another share than a canary's.
+        return not in_share(f"{group_id or trajectory_id} {self.policy} handover", self.share)
+
+
 class Policy(msgspec.Struct, frozen=True):
     """A policy as apps may request it."""
 
@@ -76,6 +98,7 @@ class Policy(msgspec.Struct, frozen=True):
     pinnable_versions: frozenset[int] = frozenset()
     """The served versions that a trajectory may stay on: live, or retired."""
     canary: Canary | None = None
+    handover: Handover | None = None
 
     @property
     def names(self) -> list[str]:
@@ -133,6 +156,11 @@ class Policies:
             name: ServedVersion(policy.name, policy.live_version, policy.upstream, policy.upstream_model)
             for name, policy in self._by_name.items()
         }
+        self._handovers = {
+            name: policy.handover
+            for name, policy in self._by_name.items()
+            if policy.handover is not None and policy.handover.teacher in self._live
+        }
         self._fixed = {
             name: self._live[name]
             for name, policy in self._by_name.items()
@@ -144,6 +172,10 @@ class Policies:
 
     def __bool__(self) -> bool:
         return bool(self._policies)
+
+    def handover(self, model: str) -> Handover | None:
+        """Return the handover of the policy that `model` means; None without one, or if it means one version."""
+        return self._handovers.get(model)
 
     def resolve_fixed(self, model: str, pin: Pin | None) -> ServedVersion | None:
         """Return the version that `choose` would, if that depends on neither trajectory nor time. None if it may depend

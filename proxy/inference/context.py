@@ -9,7 +9,7 @@ import msgspec
 from proxy.domain.address import Address
 from proxy.domain.call import Call, Question, Status, digest_of
 from proxy.domain.feedback import TOKEN_HEADER
-from proxy.domain.policies import ServedVersion
+from proxy.domain.policies import Handover, ServedVersion
 from proxy.http.asgi import Header, headers_in
 from proxy.recording.redaction import Redactor
 from proxy.trajectories.conversation_hash import BEGINNING, Conversation, ConversationHasher, prompt_hash
@@ -105,6 +105,12 @@ class CallContext(msgspec.Struct):
     """See `digest`."""
     known_conversation: Conversation | None = None
     """See `conversation`."""
+    handover: Handover | None = None
+    """How its policy takes over from a teacher; None: it does not, or one version was requested."""
+    for_teacher: DialectRequest | None = None
+    """The request as the teacher gets it; None without a handover."""
+    teacher: str | None = None
+    """The policy that answers in place of the requested one; None: that one answers itself."""
     explored: float | None = None
     """The temperature that its policy explores with instead of 0; None: it does not."""
     facts: RequestFacts | None = None

@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.domain.address import RESPONSES, address_of
 from proxy.domain.call import Status
-from proxy.domain.policies import Policies, is_fixed_version, pin_of
+from proxy.domain.policies import Handover, Policies, is_fixed_version, pin_of
 from proxy.errors import NotRecorded, UpstreamDown
 from proxy.http.asgi import (
     PRINCIPAL,
@@ -203,6 +203,11 @@ class Inference:
         else:
             server = Server(captured=False)
         request = DIALECTS[path](body, server)
+        handover = self._policies().handover(body.model)
+        for_teacher = None
+        if handover is not None:
+            teacher = msgspec.structs.replace(server, captured=False, is_teacher=True)
+            for_teacher = DIALECTS[path](body, teacher)
         return CallContext(
             self._project,
             new_id(),
@@ -218,6 +223,8 @@ class Inference:
             began,
             self._redactor,
             self._sign_feedback,
+            handover=handover,
+            for_teacher=for_teacher,
         )
 
     async def _serve_once(self, context: CallContext, headers: Mapping[bytes, bytes], send: Send) -> None:
@@ -235,9 +242,12 @@ class Inference:
         """Serve a call that was admitted and read: place it, choose its version and ask for the answer, relay it,
         record it."""
         self._recorder.check_room()
-        upstream, resolver = self._upstreams[context.speaker.upstream], self._resolver
+        resolver = self._resolver
         call = context.id, context.address, context.continued_conversation(), context.question
         context.place = resolver.resolve_in_memory(*call) or await resolver.resolve(*call)
+        if context.handover is not None:
+            self._choose_side(context, context.handover)
+        upstream = self._upstreams[context.speaker.upstream]
         stream: Stream | None = None
         try:
             if self._explore:
@@ -273,6 +283,17 @@ class Inference:
             if not context.recorded:  # the result could not be recorded
                 self._finisher.on_discarded(context)
 
+    def _choose_side(self, context: CallContext, handover: Handover) -> None:
+        """Let the teacher answer a call of its trajectories, instead of the policy that was requested."""
+        place, request = context.place, context.for_teacher
+        assert place is not None and request is not None
+        if not handover.teacher_answers(place.trajectory_id, context.address.group_id, place.pins):
+            return
+        # A conversation is recognised by the form that it has for the policy's own server.
+        context.known_conversation = context.conversation
+        context.request, context.teacher = request, handover.teacher
+        context.speaker = self._policies().resolve(handover.teacher)
+
     async def _may_explore(self, context: CallContext) -> None:
         """Let the call explore if it is among those that its policy explores with.
 
@@ -299,8 +320,9 @@ class Inference:
         assert place is not None
         pin = pin_of(place.pins, context.speaker.policy) if place.pins else None
         policies = self._policies()
-        speaker = context.speaker = policies.resolve_fixed(request.model, pin) or policies.choose_version(
-            request.model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s
+        model = context.teacher or request.model
+        speaker = context.speaker = policies.resolve_fixed(model, pin) or policies.choose_version(
+            model, place.trajectory_id, pin, time.time(), self._pin_lifetime_s
         )
         name = speaker.served_name
         return Request(

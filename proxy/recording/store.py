@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from migrations import schema
 from proxy.domain.feedback_rows import FeedbackReceipt
-from proxy.domain.policies import Canary, Policy
+from proxy.domain.policies import Canary, Handover, Policy
 from proxy.recording.call_store import CallRows, erased_feedback
 from proxy.recording.reason_store import TRAJECTORY, WHY_NOT_TRAINED
 from whetstone.database.bulk import present
@@ -56,6 +56,7 @@ p, v = schema.policies.c, schema.policy_versions.c
 # Built once: it runs several times a second.
 _POLICIES = (
     select(p.id, p.live_version, p.created_at, p.aliases, p.upstream, p.base_model)
+    .add_columns(p.handover_teacher, p.handover_share)
     .add_columns(v.version, v.state, v.canary_share)
     .join(schema.policy_versions, and_(v.project == p.project, v.policy == p.id, v.served), isouter=True)
     .where(p.project == bindparam("its_project"))
@@ -244,4 +245,7 @@ def _policy(rows: list[Any]) -> Policy:
             row.version for row in rows if row.state in (VersionState.LIVE, VersionState.RETIRED)
         ),
         canary=Canary(tried[-1].version, tried[-1].canary_share) if tried else None,
+        handover=(
+            None if first.handover_teacher is None else Handover(first.id, first.handover_teacher, first.handover_share)
+        ),
     )

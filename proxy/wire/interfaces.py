@@ -23,6 +23,14 @@ class Server(msgspec.Struct, frozen=True):
     """Most tokens of prompt and answer together; None until the server has reported it."""
     chat_rules: ChatRules = ChatRules()
     """How it makes a chat of Anthropic messages."""
+    is_teacher: bool = False
+    """It is another server that answers in the place of ours."""
+
+    @property
+    def takes_chats(self) -> bool:
+        """Whether a request of another dialect is sent as the chat that stands for it, if there is one; else it is sent
+        as it came. A teacher gets chats as ours does: so a conversation has one form, whoever answers."""
+        return self.captured or self.is_teacher
 
 
 class PromptResult(msgspec.Struct, frozen=True):

@@ -23,13 +23,14 @@ def _message(body: Body, server: Server) -> DialectRequest:
     Raises:
         RefusedField: it would stop the engine.
     """
-    message = message_request.translate(body.values, server.chat_rules) if server.captured else None
+    message = message_request.translate(body.values, server.chat_rules) if server.takes_chats else None
     if message is None:
         return NativeRequest("messages", body, server)
     return TranslatedRequest(
         "messages",
         body,
         message.chat,
+        server,
         answer_of=message_answer.answer_of,
         events_of=message_answer.MessageEvents,
         error_of=message_answer.error_of,
@@ -44,7 +45,7 @@ def _response(body: Body, server: Server) -> DialectRequest:
         RefusedField: it would stop the engine.
     """
     length, previous = server.max_model_len, body.previous_response_id
-    chat = response_request.chat_of(body.values, length) if server.captured else None
+    chat = response_request.chat_of(body.values, length) if server.takes_chats else None
     if chat is None or length is None:
         return NativeRequest("responses", body, server, previous)
     values = body.values if previous is None else body.values | {PREVIOUS: previous}
@@ -52,6 +53,7 @@ def _response(body: Body, server: Server) -> DialectRequest:
         "responses",
         body,
         chat,
+        server,
         answer_of=partial(response_answer.answer_of, values=values, max_model_len=length),
         events_of=partial(ResponseEvents, values, length),
         error_of=partial(response_answer.error_of, max_model_len=length),

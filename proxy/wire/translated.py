@@ -10,9 +10,12 @@ from typing import Any, Protocol
 from proxy.wire.chat.request import ChatRequest
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.decoding import data_of, decode, encode, raw
-from proxy.wire.interfaces import Answer
+from proxy.wire.interfaces import Answer, Server
 from proxy.wire.passthrough import MessagesOrResponses
 from proxy.wire.request_body import Body
+
+OF_VLLM = frozenset({"return_token_ids", "skip_special_tokens", "truncate_prompt_tokens"})
+"""Fields of the chat that only vLLM knows, and without which another server answers the same."""
 
 
 class Back(Protocol):
@@ -46,6 +49,7 @@ class TranslatedRequest(MessagesOrResponses):
         endpoint: str,
         body: Body,
         chat: dict[str, Any],
+        server: Server,
         answer_of: Callable[[dict[str, Any]], dict[str, Any]],
         events_of: Callable[[], Back],
         error_of: Callable[[bytes, int], bytes],
@@ -57,12 +61,14 @@ class TranslatedRequest(MessagesOrResponses):
         answer's id back. `conversation`: the messages by which a later request is recognised; None: the chat's.
         `stored_of` returns what is stored of an answer beside the record."""
         super().__init__(endpoint, body)
+        if not server.captured:
+            chat = {name: value for name, value in chat.items() if name not in OF_VLLM}
         pieces = {name: raw(value) for name, value in chat.items()}
-        self._chat = request = ChatRequest(Body(pieces, chat, body.model, body.texts_only))
+        self._chat = request = ChatRequest(Body(pieces, chat, body.model, body.texts_only), server)
         self._answer_of, self._events_of, self._id_of, self._stored_of = answer_of, events_of, id_of, stored_of
         self.error = error_of
         self.conversation = request.messages if conversation is None else list(map(raw, conversation))
-        # What vLLM gets is the chat, so the chat decides these.
+        # What the server gets is the chat, so the chat decides these.
         self.explore = request.explore
         self.may_continue = request.may_continue
         self.why_not_trained = request.why_not_trained

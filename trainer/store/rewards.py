@@ -20,8 +20,8 @@ OVER = ("rewarded", "claimed", "trained", "excluded")
 t, c, v, r = schema.trajectories.c, schema.completions.c, schema.policy_versions.c, schema.gate_results.c
 
 
-def read_moments(connection: Connection, project: str, policy: str, version: int, since: datetime) -> Moments:
-    """Return the moments of rewards of trajectories that a version began since then, group by group.
+def read_moments(connection: Connection, project: str, policy: str, version: int | None, since: datetime) -> Moments:
+    """Return the moments of rewards of trajectories that a version began since then, group by group. None: any version.
 
     Two reads: with sums of squares, rewards far from 0 would leave no digits for the variance.
     """
@@ -58,13 +58,14 @@ def read_looked(connection: Connection, project: str, policy: str, version: int,
     return 0 if figures is None else int(figures["look"])
 
 
-def _rewards(project: str, policy: str, version: int) -> Select[Any]:
-    """Select rewards in the train split, without shadow answers, which no app requested."""
+def _rewards(project: str, policy: str, version: int | None) -> Select[Any]:
+    """Select rewards in the train split, without shadow answers, which no app requested. Version None: of any."""
     first = and_(c.project == t.project, c.trajectory_id == t.id, c.turn == 0)
     reward = case((t.reward > LARGEST, LARGEST), (t.reward < -LARGEST, -LARGEST), else_=t.reward)
-    return (
+    query = (
         select(reward.label("reward"), t.created_at, func.coalesce(t.group_id, t.id).label("unit"))
         .join(schema.completions, first)
-        .where(t.project == project, t.policy == policy, t.first_version == version, t.split == "train")
+        .where(t.project == project, t.policy == policy, t.split == "train")
         .where(t.reward.is_not(None), t.state.in_(OVER), c.threaded_by != "shadow")
     )
+    return query if version is None else query.where(t.first_version == version)

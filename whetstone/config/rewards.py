@@ -165,6 +165,34 @@ class ExploreSettings(Section):
         return self
 
 
+class HandoverSettings(Section):
+    """How a policy takes over from a model of another server: at first that model answers most requests for the policy,
+    and the policy itself a share that grows as far as its rewards allow."""
+
+    teacher: str
+    """The policy of another server (`models` of `[upstreams.<name>]`) that answers in this one's place. Give it a name
+    that no app requests: all its rewards are compared with this policy's."""
+    shares: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.05, 0.1, 0.25, 0.5, 0.9), min_length=1)
+    """Shares of new trajectories that this policy answers itself, in rising order; it begins with the first. At 1
+    the teacher answers nothing, and nothing is compared."""
+    margin: float = Field(0.05, ge=0, allow_inf_nan=False)
+    """How far this policy's mean reward may be below the teacher's, in units of the reward."""
+    error_rate: float = Field(0.05, gt=0, lt=0.5)
+    """How often, at most, the share rises although the policy is `margin` below the teacher, or falls although it is
+    no further below."""
+    usd_per_million_prompt_tokens: float | None = Field(None, ge=0)
+    """The teacher's price of prompt tokens. Unless both prices are set, the saved cost is unknown."""
+    usd_per_million_completion_tokens: float | None = Field(None, ge=0)
+    """The teacher's price of answer tokens, in the same way."""
+
+    @field_validator("shares")
+    @classmethod
+    def _rising(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        if list(shares) != sorted(set(shares)):
+            raise ValueError(f"shares must rise: {', '.join(f'{share:g}' for share in sorted(set(shares)))}")
+        return shares
+
+
 class RewardSettings(Section):
     """How one policy's attempts are rewarded, and what their rewards are compared with."""
 
@@ -186,6 +214,8 @@ class RewardSettings(Section):
     """How judges rank the policy's groups: `[learning.<policy>.ruler]`."""
     explore: ExploreSettings = ExploreSettings()
     """How calls with temperature 0 are explored: `[learning.<policy>.explore]`."""
+    handover: HandoverSettings | None = None
+    """A model of another server that answers first, until the policy is as good: `[learning.<policy>.handover]`."""
 
     @field_validator("weights")
     @classmethod

@@ -169,7 +169,30 @@ class Settings(Section):
                     f"learning.{policy}.ruler: no judge is named {strangers[0]!r}; there are: "
                     f"{', '.join(self.judges) or 'none'}"
                 )
+        for one in self.of_projects():
+            one._check_handovers()
         return self
+
+    def _check_handovers(self) -> None:
+        """Check that each teacher of a handover is a model of another server, for the same project, and for one
+        policy."""
+        others = [name for upstream in self.upstreams.values() for name in upstream.models]
+        teachers: list[str] = []
+        for policy, learning in self.learning.items():
+            if learning.handover is None:
+                continue
+            teacher = learning.handover.teacher
+            if teacher not in others:
+                raise ValueError(
+                    f"learning.{policy}.handover: {teacher!r} is no model of another server of this project "
+                    f"([upstreams.<name>] models); there are: {', '.join(others) or 'none'}"
+                )
+            if teacher in teachers:
+                raise ValueError(
+                    f"learning.{policy}.handover: {teacher!r} is another policy's teacher too, and their rewards would "
+                    "mix; give the model a second name in [upstreams.<name>] models"
+                )
+            teachers.append(teacher)
 
     def _check_aliases(self, taken: Sequence[str]) -> None:
         """Check that no alias is the name of any project's policy, and that each leads to a policy of its own

@@ -17,6 +17,7 @@ from whetstone.config.settings import Settings, SettingsError
 from whetstone.database.engine import insert_new
 from whetstone.domain.ids import IMPORTED_LOG, version_id
 from whetstone.errors import WhetstoneError
+from whetstone.registry.handover import prepare_handover
 from whetstone.registry.version_store import set_state
 from whetstone.vllm.self_test.run import SelfTest
 
@@ -68,6 +69,7 @@ class Store:
                 _check_names(connection, own)
                 for name in own.trained:
                     _prepare_policy(connection, own, name, f"{own.policy}@v0", None, now)
+                    prepare_handover(connection, own.project, name, own.learning_of(name).handover, now)
                 for upstream, server in own.upstreams.items():
                     for name, model in server.models.items():
                         _prepare_policy(connection, own, name, model, upstream, now)
