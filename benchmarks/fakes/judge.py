@@ -105,15 +105,29 @@ Rule = Callable[[list[dict[str, Any]], random.Random, float], dict[str, Any]]
 
 
 class RuleJudge(ScriptedJudge):
-    """Answers what a function makes of the request. The seed draws the noise, by the number of the call."""
+    """Answers what a function makes of the request. The seed draws the noise, by the number of the call.
 
-    def __init__(self, rule: Rule, noise_sd: float = 0.0, **options: Any) -> None:
-        self.rule, self.noise_sd = rule, noise_sd
+    `shuffled`: each attempt gets the score of another one of its group, or its own, by chance, and in every judgement
+    of the group the same: a control.
+    """
+
+    def __init__(self, rule: Rule, noise_sd: float = 0.0, *, shuffled: bool = False, **options: Any) -> None:
+        self.rule, self.noise_sd, self.shuffled = rule, noise_sd, shuffled
         super().__init__(**options)
 
     def items(self, _number: int, messages: list[dict[str, Any]], rng: random.Random) -> list[Item]:
         items: list[Item] = self.rule(messages, rng, self.noise_sd)["scores"]
-        return items
+        return _shuffled(items, dict(ATTEMPT.findall(messages[-1]["content"]))) if self.shuffled else items
+
+
+def _shuffled(items: list[Item], texts: dict[str, str]) -> list[Item]:
+    """Return the items with their scores exchanged. `texts`: id -> the attempt.
+
+    The ids and their order differ from judgement to judgement, so the attempts' texts decide.
+    """
+    items = sorted(items, key=lambda item: texts[item["id"]])
+    donors = random.Random("\n".join(texts[item["id"]] for item in items)).sample(items, len(items))
+    return [item | {"score": donor["score"]} for item, donor in zip(items, donors, strict=True)]
 
 
 class _Handler(Handler):

@@ -40,7 +40,7 @@ def run(data: Path, task: Task, progress: Progress, console: Console) -> dict[st
         AppFailed: the app ended early.
     """
     plan = progress.plan
-    with servers_of(task, POLICY, plan.seed) as servers:
+    with servers_of(task, POLICY, plan.seed, shuffled=plan.shuffle_rewards) as servers:
         given: dict[str, Any] = {
             "data": data,
             "model": plan.model,

@@ -16,15 +16,18 @@ NOISE_SD = 0.1
 
 
 @contextmanager
-def servers_of(task: Task, policy: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Run the task's servers; yield the settings by which the stack knows them. `seed`: of the judge's noise."""
+def servers_of(task: Task, policy: str, seed: int, *, shuffled: bool) -> Iterator[dict[str, Any]]:
+    """Run the task's servers; yield the settings by which the stack knows them.
+
+    `seed`: of the judge's noise. `shuffled`: the judge exchanges the scores of each group's attempts.
+    """
     settings: dict[str, Any] = {}
     with ExitStack() as servers:
         if task.lessons is not None:
             teacher = servers.enter_context(Teacher(task.lessons.rule))
             settings["upstreams"] = {"rules": {"url": teacher.url, "models": {TEACHER: "rules"}}}
         if task.judge is not None:
-            judge = servers.enter_context(RuleJudge(rule_in(task.judge), NOISE_SD, seed=seed))
+            judge = servers.enter_context(RuleJudge(rule_in(task.judge), NOISE_SD, shuffled=shuffled, seed=seed))
             settings["judges"] = {JUDGE: {"model": f"openai/{JUDGE}", "url": judge.url}}
             settings["learning"] = {policy: {"ruler": {"judges": [JUDGE]}}}
         yield settings

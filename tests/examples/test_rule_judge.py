@@ -374,6 +374,18 @@ def test_the_served_judge_errs_and_varies_on_request() -> None:
         read(request(server, prompt.messages), prompt.ids, {})
 
 
+def test_a_shuffled_judge_exchanges_the_same_scores_in_each_judgement() -> None:
+    attempts = [recorded(str(k), m) for k, m in enumerate(small_attempts(*SMALL))]
+    by_order = []
+    with RuleJudge(rule_judge.scores, shuffled=True) as server:
+        for order in range(3):
+            prompt = build(attempts, DEFAULT_RUBRIC, {}, random.Random(order))
+            by_order.append([entry.score for entry in read(request(server, prompt.messages), prompt.ids, {})])
+    right = judged(small_attempts(*SMALL))
+    assert by_order[0] == by_order[1] == by_order[2] != right
+    assert sorted(by_order[0]) == sorted(right)
+
+
 @pytest.mark.slow
 def test_the_judge_is_started_from_a_shell_and_stopped_by_ctrl_c() -> None:
     command = [sys.executable, "-m", "benchmarks.fakes.judge", "--port", "0"]

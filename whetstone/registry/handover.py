@@ -36,6 +36,16 @@ class HandoverState:
 
 
 @dataclass(frozen=True)
+class LastDecision:
+    """The last decision on the share."""
+
+    decision: str
+    reason: str | None
+    figures: dict[str, Any] | None
+    created_at: datetime
+
+
+@dataclass(frozen=True)
 class Saved:
     """What the policy has answered in its teacher's place since the handover began."""
 
@@ -106,6 +116,18 @@ def decide_handover(
         reason=reason,
         figures={**figures, "share": share},
     )
+
+
+def read_last_decision(connection: Connection, project: str, policy: str) -> LastDecision | None:
+    """Return the last decision on a policy's share; None where there is none."""
+    query = (
+        select(g.decision, g.reason, g.figures, g.created_at)
+        .where(g.project == project, g.policy == policy, g.test == TEST)
+        .order_by(g.created_at.desc(), g.id.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).one_or_none()
+    return None if row is None else LastDecision(*row)
 
 
 def read_saved(connection: Connection, project: str, policy: str, settings: HandoverSettings) -> Saved:

@@ -14,6 +14,7 @@ from proxy.dashboard.views import chart_data, version_rewards
 from proxy.errors import BadRequest, NotFound, StepRefused
 from whetstone.domain.stats import FEWEST_REWARDS
 from whetstone.registry import version_store
+from whetstone.registry.handover import read_handover, read_last_decision, read_saved
 
 DRAWN = 400
 """Most versions in a curve, the newest."""
@@ -127,10 +128,25 @@ def policy(request: PageRequest) -> dict[str, Any]:
         "older_steps": steps[LISTED - 1]["number"] if len(steps) > LISTED else None,
         "before_step": before_step,
         "decisions": store_policies.decisions(*key),
+        "handover": _handover(request, name),
         "figures": [
             (column.name, chart_data.figure(drawn, column.name)) for column in store_policies.FIGURES if len(drawn) > 1
         ],
         "keep": request.parts.settings.trainer.keep_served,
+    }
+
+
+def _handover(request: PageRequest, name: str) -> dict[str, Any] | None:
+    """Load how far the policy has taken over from a model of another server; None without one."""
+    settings = request.parts.settings.learning_of(name).handover
+    state = read_handover(request.connection, request.project, name)
+    if settings is None or state is None:
+        return None
+    return {
+        "state": state,
+        "shares": settings.shares,
+        "last": read_last_decision(request.connection, request.project, name),
+        "saved": read_saved(request.connection, request.project, name, settings),
     }
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 from rich.table import Table
+from sqlalchemy import Connection
 
 from whetstone.cli.options import (
     ConfigOption,
@@ -14,12 +15,14 @@ from whetstone.cli.options import (
     ListsByDefault,
     PolicyArgument,
     WideOption,
+    database,
     report,
     running_settings,
     show,
     store_of,
 )
 from whetstone.config.settings import Settings, load
+from whetstone.registry.handover import read_handover, read_last_decision, read_saved
 from whetstone.registry.projects import Store
 from whetstone.terminal.listing import Listing
 
@@ -87,6 +90,65 @@ def train_policy(
     name = policy or settings.policy
     store_of(settings).set_policy_state(settings.project, name, state)
     report({"policy": name, "state": state}, f"{name} is {state}", as_json=as_json)
+
+
+@policies.command("handover")
+def show_handovers(
+    wide: WideOption = False, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
+) -> None:
+    """Show the policies that take over from a model of another server: which share of the requests each answers itself,
+    why, and what that has saved.
+
+    Example:
+
+        whetstone policies handover
+    """
+    settings = running_settings(data, config)
+    with database(settings) as engine, engine.connect() as connection:
+        rows = [
+            row
+            for own in settings.of_projects()
+            for policy in own.trained
+            if (row := _handover(connection, own, policy)) is not None
+        ]
+    show(rows, lambda: _handovers(rows, wide=wide), as_json=as_json)
+
+
+def _handover(connection: Connection, settings: Settings, policy: str) -> dict[str, Any] | None:
+    """Return the facts of a policy's handover; None without one."""
+    learning = settings.learning_of(policy).handover
+    state = read_handover(connection, settings.project, policy)
+    if learning is None or state is None:
+        return None
+    last = read_last_decision(connection, settings.project, policy)
+    saved = read_saved(connection, settings.project, policy, learning)
+    return {
+        "project": settings.project,
+        "policy": policy,
+        "teacher": state.teacher,
+        "share": state.share,
+        "since": state.since,
+        "decision": last and last.decision,
+        "reason": last and last.reason,
+        "answers": saved.answers,
+        "prompt_tokens": saved.prompt_tokens,
+        "completion_tokens": saved.completion_tokens,
+        "saved_usd": saved.usd,
+    }
+
+
+def _handovers(rows: list[dict[str, Any]], *, wide: bool) -> RenderableType:
+    if not rows:
+        return "no policy takes over from a teacher: [learning.<policy>.handover] begins it (docs/handover.md)"
+    table = Table("policy", "teacher", "share", "answers", "tokens", "saved", "why")
+    for row in rows:
+        tokens = row["prompt_tokens"] + row["completion_tokens"]
+        saved = "no prices" if row["saved_usd"] is None else f"${row['saved_usd']:,.2f}"
+        table.add_row(
+            row["policy"], row["teacher"], f"{row['share']:.0%}", f"{row['answers']:,}", f"{tokens:,}", saved,
+            row["reason"] or "",
+        )  # fmt: skip
+    return Listing(table, ids=("policy", "teacher"), optional=("tokens",), wide=wide)
 
 
 def _facts(row: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from proxy.dashboard.rendering import number, signed
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
 from tests.unit.proxy.dashboard.test_middleware import Person
 from tests.unit.proxy.ui_story import HOSTILE, Story
+from whetstone.config.rewards import HandoverSettings, RewardSettings
+from whetstone.config.settings import Settings
 from whetstone.domain.stats import gain, share
 
 
@@ -249,3 +251,27 @@ def test_a_step_whose_version_was_rolled_back_is_no_success(learned: RunningProx
     for page in ("/ui/policies", "/ui/policies/starter", "/ui/policies/starter/steps/8"):
         assert "Step 8 rolled back" in shown(person.get(page))
     assert "Step 5 rejected" in shown(person.get("/ui/policies/starter/steps/5"))
+
+def test_a_handover_is_on_the_policys_page(
+    database_url: str, fake_vllm: FakeVllm, tmp_path: Path, start: Callable[[Settings], RunningProxy]
+) -> None:
+    handover = {"teacher": "gpt", "shares": [0.25, 0.9]}
+    values = {"upstreams": {"other": {"url": fake_vllm.url, "models": {"gpt": "gpt"}}}}
+    unpriced = settings_for(
+        database_url, fake_vllm.url, tmp_path, learning={"starter": {"handover": handover}}, **values
+    )
+    prices = {"usd_per_million_prompt_tokens": 1.0, "usd_per_million_completion_tokens": 1.0}
+    priced = unpriced.model_copy(
+        update={"learning": {"starter": RewardSettings(handover=HandoverSettings(**handover, **prices))}}
+    )
+    for settings, saved in ((unpriced, "Set the teacher's prices"), (priced, "$0.0000 saved")):
+        proxy = start(settings)
+        if settings is unpriced:
+            assert proxy.chat({"X-Trajectory-Id": "t"}, model="starter@v0").status_code == 200
+            proxy.recorded()
+        page = shown(Person(proxy).client.get("/ui/policies/starter"))
+        assert "25 % of new trajectories are answered by starter, the others by gpt" in page
+        assert "The shares are 25 %, 90 %" in page
+        assert "starter has given 1 answers in its teacher's place, of 6 tokens" in page
+        assert saved in page
+        assert "Handover" not in shown(Person(proxy).client.get("/ui/policies/gpt"))
