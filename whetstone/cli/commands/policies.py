@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.markup import escape
 from rich.table import Table
 from sqlalchemy import Connection
 
@@ -139,7 +140,7 @@ def _handover(connection: Connection, settings: Settings, policy: str) -> dict[s
 
 def _handovers(rows: list[dict[str, Any]], *, wide: bool) -> RenderableType:
     if not rows:
-        return "no policy takes over from a teacher: [learning.<policy>.handover] begins it (docs/handover.md)"
+        return escape("no policy takes over from a teacher: [learning.<policy>.handover] begins it (docs/handover.md)")
     table = Table("policy", "teacher", "share", "answers", "tokens", "saved", "why")
     for row in rows:
         tokens = row["prompt_tokens"] + row["completion_tokens"]
