@@ -109,6 +109,16 @@ class LearningPolicy:
         self._ask("step", {"kind": "hindsight", "from": source, "limit": limit})
         self.await_steps(1)
 
+    def set_state(self, state: str) -> None:
+        """Let the policy train, only record, or pause."""
+        self._store.set_policy_state(self._settings.project, self._settings.policy, state)
+
+    def look(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for a moment, check that all programs and the app still run, and print the steps that have ended."""
+        still_runs(process)
+        self._look()
+        self._show()
+
     def promote(self, version: int) -> None:
         """Let this version answer, and the next step start from it.
 
