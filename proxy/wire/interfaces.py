@@ -29,7 +29,7 @@ class Server(msgspec.Struct, frozen=True):
     @property
     def takes_chats(self) -> bool:
         """Whether a request of another dialect is sent as the chat that stands for it, if there is one; else it is sent
-        as it came. A teacher gets chats as ours does: so a conversation has one form, whoever answers."""
+        as it came. A teacher gets chats as ours does: so a conversation has one form for both."""
         return self.captured or self.is_teacher
 
 

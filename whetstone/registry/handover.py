@@ -46,7 +46,7 @@ class LastDecision:
 
 
 @dataclass(frozen=True)
-class Saved:
+class Savings:
     """What the policy has answered in its teacher's place since the handover began."""
 
     answers: int
@@ -130,12 +130,12 @@ def read_last_decision(connection: Connection, project: str, policy: str) -> Las
     return None if row is None else LastDecision(*row)
 
 
-def read_saved(connection: Connection, project: str, policy: str, settings: HandoverSettings) -> Saved:
+def read_saved(connection: Connection, project: str, policy: str, settings: HandoverSettings) -> Savings:
     """Return what the policy has answered since the hour in which its handover began, from the roll-ups."""
     of_test = (g.project == project, g.policy == policy, g.test == TEST, g.decision == "begin")
     began = connection.execute(select(func.max(g.created_at)).where(*of_test)).scalar_one()
     if began is None:
-        return Saved(0, 0, 0, None)
+        return Savings(0, 0, 0, None)
     hour = f"{began:%Y-%m-%d %H:00}"
     sums = (func.coalesce(func.sum(h[name]), 0) for name in ("completions", "prompt_tokens", "sampled_tokens"))
     query = select(*sums).where(h.project == project, h.policy == policy, h.hour >= hour, h.status == "complete")
@@ -144,7 +144,7 @@ def read_saved(connection: Connection, project: str, policy: str, settings: Hand
     usd = None
     if prices[0] is not None and prices[1] is not None:
         usd = (read * prices[0] + written * prices[1]) / MILLION
-    return Saved(answers, read, written, usd)
+    return Savings(answers, read, written, usd)
 
 
 def _write(

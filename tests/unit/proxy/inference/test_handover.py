@@ -74,7 +74,7 @@ def test_the_policy_answers_its_share_and_the_teacher_the_others(scene: Scene) -
     assert {body["model"] for body in scene.other.requests} == {"gpt"}
 
 
-def test_an_app_sees_the_name_that_it_requested_whoever_answers(scene: Scene) -> None:
+def test_an_app_sees_the_name_that_it_requested(scene: Scene) -> None:
     for share in (0.0, 1.0):
         scene.share(share)
         assert scene.proxy.chat().json()["model"] == "starter"
@@ -162,7 +162,7 @@ def test_a_response_of_the_teacher_can_be_named_by_the_next_request(scene: Scene
     assert len(scene.other.requests) == 2
 
 
-def test_a_retry_gets_the_answer_of_whoever_gave_it(scene: Scene) -> None:
+def test_a_retry_gets_the_answer_of_the_first_call(scene: Scene) -> None:
     scene.share(0.0)
     key = {"Idempotency-Key": "k"}
     first = scene.proxy.chat(key)

@@ -43,7 +43,7 @@ class Handing:
         Store(self.engine).prepare(self.settings)
 
     def rewards(self, policy: str, count: int, won: int, **values: Any) -> None:
-        """So many attempts of a policy, of which the first ones won."""
+        """So many attempts of a policy, the first of which won."""
         self.now += timedelta(seconds=1)
         for place in range(count):
             self.number += 1
