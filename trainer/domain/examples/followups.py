@@ -38,7 +38,7 @@ def tool_error(messages: Sequence[Any]) -> str | None:
 def user_reply(messages: Sequence[Any]) -> str | None:
     """Return the text of the user's first message, None if there is none. `messages`: those that followed."""
     for message in _before_next_answer(messages):
-        if _role(message) == "user" and not _tool_results(message):
+        if _role(message) == "user":
             return _text(message.get("content")).strip() or None
     return None
 

@@ -347,10 +347,13 @@ def test_answers_without_words_do_not_count_towards_the_limit(
     assert words.taken(source, limit=1) == WORDS[source]
 
 
-def test_an_error_of_anthropics_tools_is_found_and_says_why_it_cannot_be_rendered(words: Words) -> None:
+def test_an_error_of_anthropics_tools_corrects_an_answer_in_their_dialect(words: Words) -> None:
     words.seed.trajectory("t", turns=2)
     blocks = [{"type": "tool_result", "tool_use_id": "a", "content": "not there", "is_error": True}]
     words.turn("t-0", endpoint="messages")
     words.turn("t-1", endpoint="messages", new_messages=[{"role": "user", "content": blocks}])
     assert words.taken("replies") == {}
-    assert words.taken("tools") == {"t-0/hindsight/tools": "not there"}
+    words.request("tools")
+    claim = words.claim()
+    (one,) = words.store.corrections(claim)
+    assert (one.source_id, one.correction, one.endpoint) == ("t-0/hindsight/tools", "not there", "messages")

@@ -87,6 +87,8 @@ def test_a_reply_is_the_users_first_message_as_text() -> None:
     parts = [{"type": "text", "text": "No,"}, {"type": "image_url", "image_url": {"url": "x"}}, {"text": "this one."}]
     assert user_reply([{"role": "system", "content": "Be brief."}, user(parts)]) == "No,\nthis one."
     assert user_reply([result("42"), user("Thanks.")]) == "Thanks."
+    (both,) = anthropic("42")["content"]
+    assert user_reply([user([both, {"type": "text", "text": "Thanks."}])]) == "Thanks."
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def test_a_supervised_step_is_asked_for_with_what_it_imitates(stack: Stack) -> N
 @pytest.mark.parametrize("source", CORRECTIONS)
 def test_a_step_that_learns_from_words_may_take_each_source_of_them(stack: Stack, source: str) -> None:
     assert stack.step("--hindsight", source, "--no-wait").exit_code == 0
-    assert stack.asked()[0] == {"kind": "hindsight", "from": source, "min_reward": None, "limit": 64}
+    policy = stack.seed.one(schema.policies, "starter")
+    assert policy.step_asked == {"kind": "hindsight", "from": source, "min_reward": None, "limit": 64}
 
 
 def test_a_teacher_must_be_one_of_the_settings(stack: Stack) -> None:
