@@ -63,7 +63,8 @@ class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
         Meta(
             description="Of `sft`, whose answers: `demonstrations` of feedback, the `best` logged ones of this policy, "
             "or another policy's, by its name. Of `hindsight`, whose words: `comments` or `demonstrations` of "
-            "feedback. Of `distill`, the teacher, by its name in the settings."
+            "feedback, explanations of the `judge`, errors of `tools`, or users' `replies`. Of `distill`, the teacher, "
+            "by its name in the settings."
         ),
     ] = None
     min_reward: Annotated[

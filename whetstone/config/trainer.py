@@ -20,9 +20,10 @@ PREFERENCES: tuple[Kind, ...] = ("kto", "dpo")
 BY_EXAMPLE: tuple[Kind, ...] = ("sft", "hindsight", "distill")
 DEMONSTRATIONS, BEST = "demonstrations", "best"
 """What a step may imitate besides another policy's answers; no policy may have these names."""
-COMMENTS = "comments"
-CORRECTIONS = (COMMENTS, DEMONSTRATIONS)
-"""Where the words of a hindsight step may come from."""
+COMMENTS, JUDGE, TOOLS, REPLIES = "comments", "judge", "tools", "replies"
+CORRECTIONS = (COMMENTS, DEMONSTRATIONS, JUDGE, TOOLS, REPLIES)
+"""Where the words of a hindsight step may come from: feedback (the first two), a judge's explanation, the error of a
+tool that the answer called, the user's next message."""
 CORRECTION = "{correction}"
 """Stands for the correction in a hindsight step's template."""
 

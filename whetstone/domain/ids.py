@@ -10,7 +10,11 @@ IMPORTED_LOG = "an imported log"
 """Upstream of a policy that holds an imported log, in the place of another server's name."""
 SHADOW = ".shadow"
 """A shadow group's id is the id of the trajectory that it was sampled for, plus this suffix."""
-
+HINDSIGHT = "/hindsight"
+"""Suffix of the id of an example that words correct. The id of feedback stands before it; or the id of the completion,
+and the source of the words behind it."""
+BY_JUDGE = f"{HINDSIGHT}/judge/"
+"""The same where a judge's explanation corrects it; the id of the judgement follows."""
 
 _AT_ONCE = 256
 """Random suffixes that are read with one system call. A system call lets other threads run and then waits for them."""

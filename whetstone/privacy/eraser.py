@@ -17,7 +17,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, or_, select
 
 from migrations import schema
+from whetstone.config.trainer import JUDGE
 from whetstone.database.engine import chunks, giving_way, insert_all_new
+from whetstone.domain.ids import BY_JUDGE
 from whetstone.privacy import store
 from whetstone.privacy.store import SEARCH_LIMIT, Erasure, Target
 
@@ -233,6 +235,9 @@ def _forget_feedback(connection: Connection, project: str, groups: Collection[st
 def _forget_judgements(connection: Connection, project: str, groups: Collection[str], ids: Collection[str]) -> None:
     """Delete the judges' texts, which may quote any attempt of the group; the other members' scores stay."""
     of_groups = and_(j.project == project, j.group_id.in_(groups))
+    # A step that learned from such a text has put it into a prompt.
+    quoted = select(j.id).where(of_groups, x.source_id == x.completion_id + BY_JUDGE + j.id).exists()
+    connection.execute(delete(schema.examples).where(x.project == project, x.source == JUDGE, quoted))
     connection.execute(delete(schema.judgements).where(of_groups, j.state == "waiting"))
     for row in connection.execute(select(j.id, j.scores).where(of_groups)).all():
         scores = {name: score | {"explanation": None} for name, score in (row.scores or {}).items() if name not in ids}

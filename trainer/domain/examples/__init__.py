@@ -1,4 +1,5 @@
 """Hold what steps by example learn from.
 
-`sft_examples` are answers to imitate, `corrections` words about an answer, `own_answers` answers that a teacher scores.
+`sft_examples` are answers to imitate, `corrections` words about an answer, `followups` words that followed it,
+`own_answers` answers that a teacher scores.
 """

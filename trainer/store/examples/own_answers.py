@@ -14,7 +14,7 @@ from trainer.domain.examples.own_answers import OwnAnswer
 from trainer.domain.examples.sft_examples import ExampleSelection, WhyLeftOut
 from trainer.domain.rows import Answer
 from trainer.store.examples.answers import of_step, prompt_of, with_chains
-from trainer.store.examples.sources import USABLE, Source
+from trainer.store.examples.sources import USABLE, Source, whole_answers
 
 c, e, t = schema.completions.c, schema.examples.c, schema.trajectories.c
 
@@ -32,8 +32,7 @@ def find_own_answers(
         select(source_id, c.trajectory_id, c.id)
         .join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
         .join(schema.examples, known, isouter=True)
-        .where(c.project == claim.project, c.policy == claim.policy, c.policy_version.in_(versions))
-        .where(c.status == "complete", c.why_not_trained.is_(None), c.token_ids.is_not(None), USABLE)
+        .where(*whole_answers(claim, versions), USABLE)
         .where(t.split == "train", t.no_train.is_(False))
         .order_by(func.coalesce(e.step, 0), c.created_at.desc(), c.id)
         .limit(wanted.limit)

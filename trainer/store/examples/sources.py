@@ -4,6 +4,7 @@ Excluded are: answers that the app keeps from training, answers whose text was c
 could not be rendered before.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,12 @@ class Source:
     completion_id: str
 
 
+def whole_answers(claim: Claim, versions: Collection[int]) -> tuple[ColumnElement[bool], ...]:
+    """Conditions on completions: complete answers that one of `versions` of the policy sampled, with their ids."""
+    sampled = (c.project == claim.project, c.policy == claim.policy, c.policy_version.in_(versions))
+    return (*sampled, c.status == "complete", c.why_not_trained.is_(None), c.token_ids.is_not(None))
+
+
 def find(connection: Connection, claim: Claim, wanted: ExampleSelection) -> list[Source]:
     """Return what the step imitates: first what no step has imitated yet, then the highest reward, then the newest."""
     if wanted.source == DEMONSTRATIONS:
@@ -42,7 +49,7 @@ def find(connection: Connection, claim: Claim, wanted: ExampleSelection) -> list
     chosen: list[str] = list(connection.execute(_trajectories(claim, wanted).limit(wanted.limit)).scalars())
     answering = claim.policy if wanted.source == BEST else wanted.source
     query = select(c.id, c.trajectory_id, c.id).where(c.project == claim.project, c.policy == answering)
-    allowed = (_not_superseded(c.why_not_trained), _NOT_REDACTED)
+    allowed = (not_superseded(c.why_not_trained), _NOT_REDACTED)
     query = query.where(c.status == "complete", *allowed).order_by(c.trajectory_id, c.turn)
     return [
         Source(*row) for some in chunks(chosen) for row in connection.execute(query.where(c.trajectory_id.in_(some)))
@@ -52,7 +59,8 @@ def find(connection: Connection, claim: Claim, wanted: ExampleSelection) -> list
 _NOT_REDACTED = c.why_not_trained.is_distinct_from(WhyNotTrained.REDACTED.value)
 
 
-def _not_superseded(why: ColumnElement[Any]) -> ColumnElement[bool]:
+def not_superseded(why: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Condition on the reason of a completion or trajectory: no retry took its place."""
     return why.is_distinct_from(WhyNotTrained.SUPERSEDED.value)
 
 
@@ -117,5 +125,5 @@ def _winners(claim: Claim) -> Any:
 
 def _trainable_of(claim: Claim, policy: str) -> tuple[ColumnElement[bool], ...]:
     """Conditions on trajectories: they belong to the policy and may be trained on."""
-    allowed = (t.split == "train", t.no_train.is_(False), _not_superseded(t.why_not_trained))
+    allowed = (t.split == "train", t.no_train.is_(False), not_superseded(t.why_not_trained))
     return (t.project == claim.project, t.policy == policy, *allowed)

@@ -58,8 +58,12 @@ def step(
         typer.Option("--imitate", help="A supervised step: on `demonstrations`, the `best` answers, or a policy's"),
     ] = None,
     hindsight: Annotated[
-        Literal["comments", "demonstrations"] | None,
-        typer.Option("--hindsight", help="A step that learns from words: what feedback says of single answers"),
+        Literal["comments", "demonstrations", "judge", "tools", "replies"] | None,
+        typer.Option(
+            "--hindsight",
+            help="A step that learns from words about single answers: feedback's `comments` or `demonstrations`, the "
+            "`judge`'s explanations, errors of `tools`, or users' `replies`",
+        ),
     ] = None,
     distill: Annotated[
         str | None,

@@ -60,6 +60,26 @@ def test_a_comment_teaches_what_the_policy_says_with_it_in_the_prompt(training: 
     assert training.live_version == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("tools", {"role": "tool", "tool_call_id": "c", "content": "Error: off"}),
+        ("replies", {"role": "user", "content": "Error: off"}),
+    ],
+)
+def test_what_followed_an_answer_teaches_as_a_comment_does(
+    training: Imitating, source: str, message: dict[str, str]
+) -> None:
+    corrected(training, "t", comment=None)
+    training.seed.completion("t", 1, new_messages=[message])
+    assert hindsight(training, source) is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.rows, step.sampled_tokens) == ("promoted", 1, len(ANSWER)), step.error
+    (example,) = training.rows(schema.examples)
+    teacher = [OPEN, USER, *spelled("hi\n\n(Note: Error: off)"), END, LINE, OPEN, ASSISTANT]
+    assert (example.completion_id, example.source, example.prompt_token_ids) == ("t-0", source, teacher)
+
+
 def test_a_template_of_the_settings_words_it(training: Imitating, tmp_path: Any) -> None:
     template = tmp_path / "words.txt"
     template.write_text(" so {correction}")

@@ -152,6 +152,25 @@ def test_nothing_is_left_that_holds_a_word_of_it_and_numbers_stay(
     assert erased["finished_at"] is not None
 
 
+def test_a_prompt_with_a_judges_words_about_the_group_goes_too_and_no_other_example(
+    deleting: Deleting, seed: Seed
+) -> None:
+    for group, names in (("g", "tu"), ("h", "v")):
+        seed.group(group, state="scored")
+        for name in names:
+            seed.trajectory(name, group)
+        scores = {name: {"score": 1.0, "explanation": "better than the secret", "position": 0} for name in names}
+        deleting.judgement(f"of-{group}", scores, group_id=group)
+    for name, group in (("t", "g"), ("u", "g"), ("v", "h")):
+        row = {"project": "default", "policy": "starter", "trajectory_id": name, "completion_id": f"{name}-0"}
+        words = {"source_id": f"{name}-0/hindsight/judge/of-{group}", "source": "judge", "prompt_token_ids": [7]}
+        seed.insert(schema.examples, **row, **words, step=1, created_at=seed.now)
+    deleting.example("u", 1)
+    deleting("trajectory", "t")
+    left = {row.source_id for row in deleting.rows(schema.examples)}
+    assert left == {"u-0", "v-0/hindsight/judge/of-h"}
+
+
 def test_of_a_stored_response_its_id_remains_until_it_is_as_old_as_what_goes_by_age(
     deleting: Deleting, seed: Seed
 ) -> None:

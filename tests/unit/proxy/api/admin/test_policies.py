@@ -61,8 +61,9 @@ def test_a_supervised_step_says_what_it_imitates(proxy: RunningProxy) -> None:
 def test_what_is_left_out_is_filled_in() -> None:
     assert read(**SFT) == SFT | {"min_reward": None, "limit": DEFAULT_LIMIT}
     assert read(kind="sft", **{"from": "teacher"})["from"] == "teacher"
-    words = {"kind": "hindsight", "from": "comments"}
-    assert read(**words) == words | {"min_reward": None, "limit": DEFAULT_LIMIT}
+    for source in ("comments", "judge", "tools", "replies"):
+        words = {"kind": "hindsight", "from": source}
+        assert read(**words) == words | {"min_reward": None, "limit": DEFAULT_LIMIT}
     scores = {"kind": "distill", "from": "large"}
     assert read(**scores) == scores | {"min_reward": None, "limit": DEFAULT_LIMIT}
     assert read() == read_step(b" \n", "starter", POLICIES) == {"kind": "grpo"}
@@ -80,7 +81,7 @@ def test_what_is_left_out_is_filled_in() -> None:
         ({"kind": "sft", "from": "nobody"}, "not 'nobody'"),
         ({"kind": "sft", "from": "starter"}, 'a policy\'s own answers are "from": "best"'),
         ({"kind": "sft", "from": "demonstrations", "min_reward": 1.0}, "demonstrations have no reward"),
-        ({"kind": "hindsight"}, "a hindsight step learns from one of comments, demonstrations"),
+        ({"kind": "hindsight"}, "a hindsight step learns from one of comments, demonstrations, judge, tools, replies"),
         ({"kind": "hindsight", "from": "best"}, "a hindsight step learns from one of"),
         ({"kind": "hindsight", "from": "comments", "min_reward": 1.0}, "min_reward goes with sft"),
         ({"kind": "distill"}, r"from must be a teacher's name \("),

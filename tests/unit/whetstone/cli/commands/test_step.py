@@ -20,6 +20,7 @@ from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
 from tests.unit.whetstone.conftest import Ended
 from tests.unit.whetstone.doctor.test_vllm_checks import write_addresses
 from whetstone.cli.main import app
+from whetstone.config.trainer import CORRECTIONS
 
 
 class Stack:
@@ -95,6 +96,13 @@ def test_a_supervised_step_is_asked_for_with_what_it_imitates(stack: Stack) -> N
     assert stack.asked()[0] == {"kind": "sft", "from": "best", "min_reward": 0.5, "limit": 8}
 
 
+@pytest.mark.parametrize("source", CORRECTIONS)
+def test_a_step_that_learns_from_words_may_take_each_source_of_them(stack: Stack, source: str) -> None:
+    assert stack.step("--hindsight", source, "--no-wait").exit_code == 0
+    policy = stack.seed.one(schema.policies, "starter")
+    assert policy.step_asked == {"kind": "hindsight", "from": source, "min_reward": None, "limit": 64}
+
+
 def test_a_teacher_must_be_one_of_the_settings(stack: Stack) -> None:
     result = stack.step("--distill", "large")
     assert result.exit_code == 1
@@ -138,6 +146,7 @@ def test_what_came_of_it_is_one_object_where_json_is_asked_for(stack: Stack) -> 
         ("--limit", "3"),
         ("--min-reward", "1"),
         ("--imitate", "best", "--limit", "0"),
+        ("--hindsight", "rumours"),
     ],
 )
 def test_options_that_do_not_go_together_ask_for_nothing(stack: Stack, arguments: tuple[str, ...]) -> None:
