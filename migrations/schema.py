@@ -596,7 +596,7 @@ examples = Table(
         "source",
         Text,
         nullable=False,
-        comment="T: demonstrations | best | comments, or the name of the policy or teacher",
+        comment="T: demonstrations | best | comments | judge | tools | replies, or the name of the policy or teacher",
     ),
     Column("trajectory_id", Text, nullable=False, comment="T: the trajectory it answers in"),
     Column("completion_id", Text, nullable=False, comment="T: the completion whose prompt it answers"),

@@ -5,7 +5,8 @@ Knows the code's own descriptions; adds no word of its own but headings.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -15,7 +16,14 @@ from migrations import schema
 from migrations.views import VIEWS
 from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import UpstreamSettings
-from whetstone.config.rewards import ExploreSettings, JudgeSettings, RewardFunction, RewardSettings, RulerSettings
+from whetstone.config.rewards import (
+    ExploreSettings,
+    HandoverSettings,
+    JudgeSettings,
+    RewardFunction,
+    RewardSettings,
+    RulerSettings,
+)
 from whetstone.config.settings import PREFIX, STARTER, ProjectSettings, Settings
 from whetstone.config.teachers import TeacherSettings
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -57,12 +65,14 @@ def _settings() -> str:
     lines += _table("[[learning.<policy>.rewards]]", RewardFunction.model_fields)
     lines += _table("[learning.<policy>.ruler]", RulerSettings.model_fields)
     lines += _table("[learning.<policy>.explore]", ExploreSettings.model_fields)
+    lines += _table("[learning.<policy>.handover]", HandoverSettings.model_fields)
     lines += _table("[judges.<name>]", JudgeSettings.model_fields)
     return "\n".join(lines)
 
 
 def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    parts = get_args(annotation) or (annotation,)
+    return isinstance(parts[0], type) and issubclass(parts[0], BaseModel) and parts[1:] in ((), (NoneType,))
 
 
 def _table(title: str, fields: dict[str, Any]) -> Iterator[str]:

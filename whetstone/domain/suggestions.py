@@ -8,6 +8,8 @@ from pydantic import BaseModel
 
 ALIKE_HERE = 0.7
 """Least similarity of two names, from 0 to 1, for a suggestion within the same table."""
+NEARLY_EQUAL = 0.9
+"""The same for a name that comes before an equal one in another table."""
 ALIKE_ELSEWHERE = 0.8
 """The same between tables, where far more names compete."""
 
@@ -17,9 +19,11 @@ def suggestion(root: type[BaseModel], key: Sequence[str | int]) -> str | None:
     *tables, name = (str(part) for part in key)
     keys = [dotted.split(".") for dotted in keys_of(root)]
     elsewhere = {path[-1]: ".".join(path) for path in reversed(keys)}  # of equal names, the first
+    siblings = {path[len(tables)] for path in keys if len(path) > len(tables) and _is_within(path, tables)}
+    if here := difflib.get_close_matches(name, siblings, n=1, cutoff=NEARLY_EQUAL):
+        return ".".join([*tables, *here])
     if name in elsewhere:  # The name is right, but in the wrong table.
         return elsewhere[name]
-    siblings = {path[len(tables)] for path in keys if len(path) > len(tables) and _is_within(path, tables)}
     if here := difflib.get_close_matches(name, siblings, n=1, cutoff=ALIKE_HERE):
         return ".".join([*tables, *here])
     nearest = difflib.get_close_matches(name, elsewhere, n=1, cutoff=ALIKE_ELSEWHERE)
@@ -37,7 +41,8 @@ def keys_of(section: type[BaseModel], path: str = "") -> Iterator[str]:
         if inner is None:
             yield f"{path}{name}"
         else:
-            yield from keys_of(inner, f"{path}{name}." if inner is field.annotation else f"{path}{name}.<name>.")
+            is_table = field.annotation in (inner, inner | None)
+            yield from keys_of(inner, f"{path}{name}." if is_table else f"{path}{name}.<name>.")
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -1,4 +1,4 @@
-"""A policy that takes over from a model of another server: its share, and the decisions on it."""
+"""A policy that takes over from a model of another server, and more sources of words."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -17,8 +17,15 @@ COLUMNS = (
     ("handover_since", Utc, "W, T: since when it answers this share"),
 )
 COMMENTS = {
-    "test": "T, P, W: probe | retention | heldout | canary | watch | handover | hand",
-    "decision": "T, P, W: pass | reject | testing | promote | rollback | pin | unpin | begin | raise | lower | stay",
+    ("gate_results", "test"): "T, P, W: probe | retention | heldout | canary | watch | handover | hand",
+    (
+        "gate_results",
+        "decision",
+    ): "T, P, W: pass | reject | testing | promote | rollback | pin | unpin | begin | raise | lower | stay",
+    (
+        "examples",
+        "source",
+    ): "T: demonstrations | best | comments | judge | tools | replies, or the name of the policy or teacher",
 }
 
 
@@ -28,8 +35,8 @@ def upgrade() -> None:
         op.add_column("policies", sa.Column(name, kind(), comment=comment))
     dialect = op.get_bind().dialect.name
     if dialect == "postgresql":  # SQLite keeps no comments
-        for name, comment in COMMENTS.items():
-            op.alter_column("gate_results", name, existing_type=sa.Text, comment=comment)
+        for (table, name), comment in COMMENTS.items():
+            op.alter_column(table, name, existing_type=sa.Text, comment=comment)
     added = ", ".join(name for name, _, _ in COLUMNS)
     for statement in initial_views.extended(dialect, "admin_policies", "created_at", added):
         op.execute(sa.text(statement))
