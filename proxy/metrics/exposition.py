@@ -158,6 +158,10 @@ def steps_of(steps: Sequence[PolicySteps]) -> list[Metric]:
     phases = [((one.policy, phase), seconds) for one in steps for phase, seconds in one.phases.items()]
     return [
         _some("whetstone_live_version", [((one.policy,), one.live_version) for one in steps]),
+        _some(
+            "whetstone_handover_share",
+            [((one.policy,), one.handover_share) for one in steps if one.handover_share is not None],
+        ),
         _some("whetstone_steps", ended),
         _some("whetstone_step_sampled_tokens", [((one.policy,), one.sampled_tokens) for one in steps]),
         _some("whetstone_groups_discarded", discarded),

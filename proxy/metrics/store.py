@@ -69,6 +69,8 @@ class PolicySteps:
 
     policy: str
     live_version: int = 0
+    handover_share: float | None = None
+    """None without a handover."""
     number: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     """State -> number of steps that ended in it."""
@@ -123,10 +125,12 @@ class MetricTables:
         steps = []
         with self._counting, self._reader.connect() as connection:
             for project in self._projects:
-                trained = select(p.id, p.live_version).where(p.project == project, p.upstream.is_(None)).order_by(p.id)
-                for policy, live_version in connection.execute(trained).all():
+                trained = select(p.id, p.live_version, p.handover_share).where(
+                    p.project == project, p.upstream.is_(None)
+                )
+                for policy, live_version, handover_share in connection.execute(trained.order_by(p.id)).all():
                     so_far = self._counted.setdefault((project, policy), PolicySteps(policy))
-                    so_far.live_version = live_version
+                    so_far.live_version, so_far.handover_share = live_version, handover_share
                     _count_steps(connection, project, so_far)
                     steps.append(copy.deepcopy(so_far))
         return steps

@@ -112,6 +112,7 @@ PROCESS = (
 DATABASE = (
     _gauge("whetstone_policy_state", "1 for the state that a policy is in.", "policy", "state"),
     _gauge("whetstone_live_version", "The version that answers; 0 is the base model.", "policy"),
+    _gauge("whetstone_handover_share", "Share of new trajectories that it answers in its teacher's place.", "policy"),
     _gauge(
         "whetstone_trajectories",
         "Trajectories that began within the last hour, by why no step has trained on them; empty once one has.",

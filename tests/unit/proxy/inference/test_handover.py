@@ -169,3 +169,9 @@ def test_a_retry_gets_the_answer_of_the_first_call(scene: Scene) -> None:
     scene.share(1.0)
     assert scene.proxy.chat(key).json() == first.json()
     assert (len(scene.own.requests), len(scene.other.requests)) == (0, 1)
+
+
+def test_the_share_is_a_metric(scene: Scene) -> None:
+    scene.share(0.75)
+    page = scene.proxy.client.get("/metrics").text
+    assert 'whetstone_handover_share{policy="starter"} 0.75' in page
