@@ -1,5 +1,6 @@
 """A policy on a running stack that learns from an app of its own; `thumbs`, `warm` and `benchmarks.real` share it."""
 
+import math
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -67,21 +68,22 @@ class LearningPolicy:
         """The live version."""
         return self._store.live_name(self._settings)
 
-    def run(self, *options: str, steps: int | None = None) -> dict[str, Any]:
-        """Run the app to its end, or until the policy has taken so many steps; return its report."""
+    def run(self, *options: str, steps: int | None = None, seconds: float = math.inf) -> dict[str, Any]:
+        """Run the app to its end, or until the policy has taken so many steps, or so long; return its report."""
         arguments = ["--seed", str(self._settings.seed), *self._options, *options]
         with app(self._stack, self._script, arguments, python=self._python) as process:
             if steps is not None:
-                self.await_steps(steps, process)
+                self.await_steps(steps, process, seconds)
                 process.terminate()
             report = report_of(process, self._stack)
         self.failed_requests += report["failed_requests"]
         return report
 
-    def learn(self, steps: int, *options: str) -> None:
-        """Let the policy train on what the app does, for so many steps; a further one that has begun is awaited."""
+    def learn(self, steps: int, *options: str, seconds: float = math.inf) -> None:
+        """Let the policy train on what the app does, for so many steps, or so long; a further step that has begun is
+        awaited."""
         self._store.set_policy_state(self._settings.project, self._settings.policy, "training")
-        self.run(*options, steps=steps)
+        self.run(*options, steps=steps, seconds=seconds)
         self._store.set_policy_state(self._settings.project, self._settings.policy, "paused")
         while self._is_busy:
             self._look()
@@ -134,10 +136,12 @@ class LearningPolicy:
         ):
             self._look()
 
-    def await_steps(self, count: int, process: subprocess.Popen[bytes] | None = None) -> None:
-        """Wait until so many more steps have ended, and print each."""
-        due = self._shown + count
-        while self._shown < due:
+    def await_steps(
+        self, count: int, process: subprocess.Popen[bytes] | None = None, seconds: float = math.inf
+    ) -> None:
+        """Wait until so many more steps have ended, or so long, and print each."""
+        due, until_s = self._shown + count, time.monotonic() + seconds
+        while self._shown < due and time.monotonic() < until_s:
             if process is not None:
                 still_runs(process)
             self._look()

@@ -17,11 +17,25 @@ OF_NOVICE = {"trainer__learning_rate": 4e-3}
 BY_JUDGE = ("--judge",)
 
 
+MINUTES = 25
+"""Most minutes of training."""
+
+
 def _of_novice(name: str, right: str, share: str, steps: int, pause_s: float) -> Task:
     """`pause_s`: so long that hardly any attempt is stale before a step takes it."""
     app, full = EXAMPLES / name / "app.py", ("--size", "full")
     return Task(
-        name, app, right, steps, pause_s, fields=share, settings=OF_NOVICE, decays=True, model=NOVICE, full=full
+        name,
+        app,
+        right,
+        steps,
+        pause_s,
+        minutes=MINUTES,
+        fields=share,
+        settings=OF_NOVICE,
+        decays=True,
+        model=NOVICE,
+        full=full,
     )
 
 

@@ -5,6 +5,7 @@ JSON object with `failed_requests`, and with `--split eval` with `each`, a 0 or 
 the share of each answer that is right.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,9 @@ class Task:
     pause_s: float
     """Rest of each of the app's connections between two questions in training. Without it the app would ask more than a
     step can take, and take the trainer's CPU."""
+    minutes: float = math.inf
+    """Most minutes of policy-gradient steps; then the version that is live counts. Once nearly all groups are uniform,
+    a step waits long for others."""
     training: tuple[str, ...] = ()
     """More options of the app in training."""
     lessons: Lessons | None = None

@@ -63,10 +63,12 @@ class Training:
         if lessons is not None:
             self._be_taught(lessons)
         self._measure(BEFORE)
-        if left := max(0, self._plan.steps - len(self.taken("grpo"))):
+        left = self._plan.steps - len(self.taken("grpo"))
+        seconds = 60 * self.task.minutes - self._progress.seconds.get(AFTER, 0.0)
+        if left > 0 and seconds > 0 and AFTER not in self._progress.measured:
             with self._timed(AFTER):
                 options = self.task.training_options(self._plan.shuffle_rewards)
-                self.policy.learn(left, "--questions", "0", *options)
+                self.policy.learn(left, "--questions", "0", *options, seconds=seconds)
         self._measure(AFTER)
         if self.task.compares and not self._progress.preferred:
             self._compare()
