@@ -1,6 +1,7 @@
 """Make figures of a run: what does not hold, the table, the file that is committed, the picture."""
 
 import json
+import math
 import os
 import subprocess
 from collections.abc import Sequence
@@ -55,7 +56,8 @@ def figures_of(training: Training, progress: Progress, settings: dict[str, Any])
         **circumstances(),
         "model": Path(plan.model).name,
         "settings": settings,
-        "planned": {"steps": plan.steps, "lessons": plan.lessons, "questions": plan.questions},
+        "planned": {"steps": plan.steps, "lessons": plan.lessons, "questions": plan.questions}
+        | ({} if math.isinf(task.minutes) else {"minutes": task.minutes}),
         "seconds": {stage: round(seconds, 1) for stage, seconds in progress.seconds.items()},
         "failed_requests": progress.failed_requests,
         "fates": training.policy.fates,
@@ -91,13 +93,14 @@ def faults_of(figures: dict[str, Any]) -> Sequence[str]:
     worst_kl = max((step["kl"] for step in learned if "kl" in step), default=0.0)
     gain = stats.gain(measured[BEFORE]["each"], measured[AFTER]["each"])
     planned = figures["planned"]
+    in_time = figures["seconds"].get(AFTER, 0.0) < 60 * planned.get("minutes", math.inf)
     limit = figures["max_kl"]
     preferred = figures.get("preferred", {"share": [1.0, 1.0, 1.0]})["share"]
     trainable = trainable_share(figures["fates"])
     return present(
         {
             f"{figures['failed_requests']} requests failed": figures["failed_requests"],
-            f"{len(learned)} steps, {planned['steps']} are due": len(learned) < planned["steps"],
+            f"{len(learned)} steps, {planned['steps']} are due": in_time and len(learned) < planned["steps"],
             f"steps that did not end well: {', '.join(ended)}": ended,
             f"{rejected} of {len(steps)} candidates were rejected; at most {MOST_REJECTED:.0%}": rejected
             > MOST_REJECTED * len(steps),
