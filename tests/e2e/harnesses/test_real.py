@@ -1,8 +1,11 @@
 """A real model learns its tasks with the default settings; the check can fail, and goes on where it was cut off."""
 
 import json
+import math
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,7 +68,7 @@ def figures(**changed: Any) -> dict[str, Any]:
     planned = {"steps": 3, "lessons": 0, "questions": 200}
     measured = {"before": {"each": [0, 1] * 100}, "after": {"each": [1] * 150 + [0] * 50}}
     usual = {"steps": steps, "measured": measured, "planned": planned, "failed_requests": 0, "shuffle_rewards": False}
-    usual |= {"fates": {"trained": 90, "group_uniform": 10}, "max_kl": 1.0}
+    usual |= {"fates": {"trained": 90, "group_uniform": 10}, "max_kl": 1.0, "seconds": {"after": 60.0}}
     return usual | changed
 
 
@@ -168,10 +171,12 @@ class ScriptedPolicy:
         self.calls.append("teach" if "teacher" in options else f"measure {self.live}")
         return {"each": [0, 1], "fields": [0.5, 1.0]}
 
-    def learn(self, steps: int, *options: str) -> None:
+    def learn(self, steps: int, *options: str, seconds: float = math.inf) -> None:
         self.calls.append(f"learn {steps}{' shuffled' if '--shuffle-rewards' in options else ''}")
+        until_s = self.now + seconds
         for _ in range(steps):
-            self._step("grpo")
+            if self.now < until_s:
+                self._step("grpo")
 
     def imitate(self, source: str, min_reward: float, limit: int) -> None:
         assert (source, min_reward, limit) == ("teacher", 1.0, 64)
@@ -198,8 +203,8 @@ class ScriptedPolicy:
         """Set by who awaits steps."""
 
 
-def train(policy: ScriptedPolicy, progress: Progress, data: Path) -> None:
-    task = TASKS[progress.plan.task]
+def train(policy: ScriptedPolicy, progress: Progress, data: Path, minutes: float = math.inf) -> None:
+    task = replace(TASKS[progress.plan.task], minutes=minutes)
     Training(cast(Any, policy), task, progress, data, Console(quiet=True), lambda: policy.now).run()
 
 
@@ -254,3 +259,21 @@ def test_a_task_without_lessons_begins_with_the_base_model(tmp_path: Path) -> No
     policy = ScriptedPolicy([])
     train(policy, begun(tmp_path, msgspec.structs.replace(SHORT, task="routing", lessons=0)), tmp_path)
     assert policy.calls == ["measure starter@v0", "learn 3", "measure starter@v3"]
+
+
+@pytest.mark.parametrize("cut_off", range(4))
+def test_training_ends_with_its_minutes_over_all_its_parts(cut_off: int, tmp_path: Path) -> None:
+    plan, steps = msgspec.structs.replace(SHORT, task="routing", lessons=0, steps=9), list[dict[str, Any]]()
+    with suppress(KeyboardInterrupt):
+        train(ScriptedPolicy(steps, cut_off), begun(tmp_path, plan), tmp_path, minutes=0.5)
+    policy = ScriptedPolicy(steps)
+    train(policy, begun(tmp_path, plan), tmp_path, minutes=0.5)
+    assert len(steps) == 3
+    assert begun(tmp_path, plan).measured["after"].version == "starter@v3"
+
+
+def test_fewer_steps_are_a_fault_unless_the_minutes_were_over() -> None:
+    few = {"steps": 30, "lessons": 0, "questions": 2, "minutes": 25}
+    assert report.faults_of(figures(planned=few, seconds={"after": 1500.0})) == []
+    (named,) = report.faults_of(figures(planned=few, seconds={"after": 1499.0}))
+    assert named == "3 steps, 30 are due"
