@@ -98,7 +98,8 @@ class Scene:
     def period(self, share: float, since: datetime, until: datetime) -> dict[str, Any]:
         """Return what was played meanwhile, and what the teacher's part costs a thousand games."""
         within = (c.project == self.project, c.created_at >= since, c.created_at < until)
-        tokens = select(func.sum(c.prompt_tokens), func.sum(c.completion_tokens)).where(*within, c.policy == TEACHER)
+        # Of another server's answers no tokens are stored: here each answer is one.
+        tokens = select(func.sum(c.prompt_tokens), func.count()).where(*within, c.policy == TEACHER)
         played = select(t.policy, func.count(), func.avg(t.reward)).where(
             t.project == self.project, t.created_at >= since, t.created_at < until, t.reward.is_not(None)
         )
