@@ -197,13 +197,13 @@ class Inference:
         if key_id is not None and address.turn_key is not None:
             # No key id contains a slash, so a turn key of one API key cannot equal that of another.
             address = msgspec.structs.replace(address, turn_key=f"{key_id}/{address.turn_key}")
-        speaker = self._policies().resolve(body.model)
+        policies = self._policies()
+        speaker, handover = policies.resolve(body.model), policies.handover(body.model)
         if speaker.upstream is None:
             server = Server(max_model_len=self._vllm.max_model_len(), chat_rules=self._vllm.chat_rules)
         else:
             server = Server(captured=False)
         request = DIALECTS[path](body, server)
-        handover = self._policies().handover(body.model)
         for_teacher = None
         if handover is not None:
             teacher = msgspec.structs.replace(server, captured=False, is_teacher=True)
