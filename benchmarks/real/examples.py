@@ -55,10 +55,12 @@ EXAMPLE_TASKS = {
             _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=0.5),
             settings=OF_NOVICE | {"trainer__groups_per_step": 16, "trainer__step_waits_s": 20},
         ),
-        # Each role must first learn what the other means by a clue: some seeds take forty steps to find anything.
+        # Some seeds take twenty steps to find anything. Once nearly all groups are uniform, a step of four groups may
+        # make the policy worse, and is rolled back: a step waits for eight.
         replace(
-            _of_novice("codenames", "won", "margin", steps=100, pause_s=1.7),
-            settings=OF_NOVICE | {"trainer__groups_per_step": 16, "trainer__step_waits_s": 10},
+            _of_novice("codenames", "won", "margin", steps=60, pause_s=1.7),
+            settings=OF_NOVICE
+            | {"trainer__groups_per_step": 16, "trainer__min_groups_per_step": 8, "trainer__step_waits_s": 10},
         ),
         _of_novice("mcp", "solved", "reward", steps=24, pause_s=0.6),
         MAIL,
