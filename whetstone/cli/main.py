@@ -120,6 +120,9 @@ COMMANDS = {
             "people.",
         ),
     },
+    "Help": {
+        "docs": ("docs:docs", "Show a page of the documentation; without a name, list the pages."),
+    },
 }
 """Title of a part of the list -> name -> where the command is in `commands`, and the first paragraph of its help."""
 
@@ -142,7 +145,7 @@ app = typer.Typer(
         whetstone status
         whetstone tail
 
-    `whetstone COMMAND --help` has the options and more examples.
+    `whetstone COMMAND --help` has the options and more examples; `whetstone docs` has the pages that messages name.
     """,
     epilog=EXIT_CODES,
     no_args_is_help=True,

@@ -173,6 +173,7 @@ NEED_MORE = {
     "whetstone models": "lists what is in the cache folder", "whetstone export preferences": "needs pyarrow",
     "whetstone export trajectories": "needs pyarrow", "whetstone backup /backups": "needs that folder",
     "whetstone restore": "needs a backup",
+    "whetstone docs": "no database: tests/unit/whetstone/cli/commands/test_docs.py",
 }  # fmt: skip
 """Beginnings of examples that need more than a database, and what."""
 RUNNABLE = [line for _, line in EXAMPLES if not line.startswith(tuple(NEED_MORE))]
