@@ -22,17 +22,17 @@ Row = Mapping[str, Any]
 Rewards = Mapping[tuple[str, int], tuple[int, float, float]]
 """(split, version) -> number, sum and sum of squares of the rewards."""
 REMEDIES = {
-    Why.NO_REWARD: "post feedback, name a reward function, or let a judge rank the groups (docs/feedback.md)",
-    Why.NO_GROUP: "send X-Group-Id, send the same prompt several times, or use a baseline (docs/groups.md)",
+    Why.NO_REWARD: "post feedback, name a reward function, or let a judge rank the groups (`whetstone docs feedback`)",
+    Why.NO_GROUP: "send X-Group-Id, send the same prompt several times, or use a baseline (`whetstone docs groups`)",
     Why.TOO_FEW: "reward more attempts at the same task, or use a `learning.<policy>.baseline`",
     Why.LATE: "post rewards sooner, or raise `groups.deadline_s`",
     Why.GROUP_UNIFORM: "try harder or easier tasks, finer rewards, or more attempts at each",
-    Why.GREEDY: "use a temperature above 0 (1.0 learns best), or let the policy explore (docs/recipes.md)",
+    Why.GREEDY: "use a temperature above 0 (1.0 learns best), or let the policy explore (`whetstone docs recipes`)",
     Why.SPLIT_EVAL: "leave out `X-Split: eval` where calls may be trained on",
     Why.NO_TRAIN: "leave out `X-No-Train`, or `privacy.no_train` in the settings, where calls may be trained on",
     Why.ERROR: "`whetstone logs vllm` may say why calls fail",
 }
-ELSEWHERE = "docs/why_not_trained.md explains it; `whetstone trajectories --why {reason}` lists them"
+ELSEWHERE = "`whetstone docs why_not_trained` explains it; `whetstone trajectories --why {reason}` lists them"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@
     try { await copy(button.dataset.copy); } catch { word = "Not copied"; }
     button.focus();
     button.textContent = word;
-    announce.textContent = word + ": " + button.dataset.copy;
+    announce.textContent = word + ": " + (button.dataset.called || button.dataset.copy);
     setTimeout(function () { button.textContent = "Copy"; }, 1500);
   });
 })();
