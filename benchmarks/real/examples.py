@@ -56,9 +56,10 @@ EXAMPLE_TASKS = {
             settings=OF_NOVICE | {"trainer__groups_per_step": 16, "trainer__step_waits_s": 20},
         ),
         # Some seeds take twenty steps to find anything. Once nearly all groups are uniform, a step of four groups may
-        # make the policy worse, and is rolled back: a step waits for eight.
+        # make the policy worse, and is rolled back: a step waits for eight, and training ends after 15 minutes.
         replace(
             _of_novice("codenames", "won", "margin", steps=60, pause_s=1.7),
+            minutes=15,
             settings=OF_NOVICE
             | {"trainer__groups_per_step": 16, "trainer__min_groups_per_step": 8, "trainer__step_waits_s": 10},
         ),
