@@ -20,8 +20,8 @@ from whetstone.config.settings import Settings, SettingsError, load
 WIDTH = 100
 HEAD = (
     "Settings of a Whetstone stack: `whetstone up` reads them in this folder, or with --config. `whetstone docs "
-    "settings` has all of them. An unknown name stops the start. A variable of the environment wins over its line: WHETSTONE_POLICY, "
-    "WHETSTONE_PROXY__PORT."
+    "settings` has all of them. An unknown name stops the start. A variable of the environment wins over its line: "
+    "WHETSTONE_POLICY, WHETSTONE_PROXY__PORT."
 )
 
 

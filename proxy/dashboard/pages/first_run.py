@@ -9,6 +9,7 @@ from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import counts, first_run, policies
 from proxy.dashboard.views.first_run import Facts, Milestone, current, milestones
 from proxy.dashboard.views.funnel import funnel
+from whetstone.config.settings import STARTER
 from whetstone.doctor import training, training_store
 
 FOLDED_FROM = 1_000
@@ -28,6 +29,8 @@ class FirstRun:
     current: int
     """Place of the milestone that comes next."""
     is_folded: bool
+    is_starter: bool
+    """Whether its base model is the starter, which can do little."""
 
 
 def load(request: PageRequest) -> FirstRun | None:
@@ -70,4 +73,13 @@ def load(request: PageRequest) -> FirstRun | None:
         )
     )
     newest = first_run.newest_call(connection, project) if attempts else None
-    return FirstRun(name, state, newest, attempts, steps, current(steps), attempts >= FOLDED_FROM)
+    return FirstRun(
+        name,
+        state,
+        newest,
+        attempts,
+        steps,
+        current(steps),
+        is_folded=attempts >= FOLDED_FROM,
+        is_starter=settings.model == str(STARTER),
+    )

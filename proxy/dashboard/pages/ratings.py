@@ -22,6 +22,8 @@ from proxy.errors import BadRequest
 from whetstone.domain.api_keys import NAME
 
 PATH = "/ui/rate"
+ALL = "all"
+"""The split of links to the attempts of both splits."""
 AT_ONCE = 20
 """Attempts of one page."""
 SCORES = range(1, 6)
@@ -34,7 +36,7 @@ AFTER = re.compile(r"(-?[0-9]{1,12})~(-?[0-9]{1,18})~(.+)")
 def queue(request: PageRequest) -> Mapping[str, Any]:
     """Load the attempts that a further rating tells most about, without those that this rater has rated."""
     at, project, rater = request.connection, request.project, request.visitor.rater
-    filters = pagination.filters(request.query, "policy", "task", "split")
+    filters, linked = _filters(request.query)
     page = store_ratings.candidates(at, project, filters)
     ids = [row["id"] for row in page.rows]
     feedback = store_ratings.feedback_about(at, project, ids)
@@ -63,10 +65,23 @@ def queue(request: PageRequest) -> Mapping[str, Any]:
         "page": page,
         "filters": filters,
         "policies": store_trajectories.policy_names(at, project),
-        "later": pagination.href(PATH, {**filters, "after": later}) if later else None,
-        "first": pagination.href(PATH, filters),
+        "later": pagination.href(PATH, {**linked, "after": later}) if later else None,
+        "first": pagination.href(PATH, linked),
         "is_first": "after" not in request.query,
     }
+
+
+def _filters(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the filters of the queue, and what links to it name.
+
+    Without a split, only attempts that may be trained on are shown: a rating of a held-out one changes the figures that
+    versions are compared by.
+    """
+    filters = pagination.filters({"split": "train", **query}, "policy", "task", "split")
+    if filters.get("split") in (None, ALL):
+        filters.pop("split", None)
+        return filters, {**filters, "split": ALL}
+    return filters, filters
 
 
 def raters(request: PageRequest) -> Mapping[str, Any]:

@@ -65,6 +65,9 @@ def examine(settings: Settings, now: datetime) -> Facts:
                 stack = _stack(facts, own)
                 facts["policies"] += [row | _training(connection, row, stack, own, now) for row in rows]
             facts["replicas"] = store.replicas(connection, settings.home)
+            if not facts["running"] and not settings.vllm.urls:
+                # The table has what the last proxy saw; `up` stops its servers with it.
+                facts["replicas"] = [one | {"state": "stopped", "reason": None} for one in facts["replicas"]]
             facts["waiting_since"] = store.waiting_since(connection)
     except SQLAlchemyError as error:
         facts |= {"database": False, "database_error": str(getattr(error, "orig", None) or error).strip()}

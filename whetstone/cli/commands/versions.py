@@ -26,6 +26,8 @@ from whetstone.cli.options import (
 )
 from whetstone.cli.tables.version_commands import Versions
 from whetstone.config.settings import Settings
+from whetstone.database.engine import snapshot
+from whetstone.doctor import training, training_store
 from whetstone.domain.ids import version_id
 from whetstone.registry.versions import Move
 from whetstone.terminal.listing import Listing
@@ -69,8 +71,9 @@ def list_versions(
 ) -> None:
     """Show a policy's versions, the newest first: their origin, their test results, and whether they are loaded.
 
-    `from` is the version that it was trained from, or where it was imported from. `k3`: nats per token between vLLM and
-    the trainer on the probe. `held out`: mean reward on the held-out prompts, and their number.
+    `from` is the version that it was trained from, or where it was imported from. `k3`: how far vLLM and
+    the trainer disagree on the probe's tokens, nats per token. `held out`: mean reward of its held-out calls
+    (`X-Split: eval`), and their number; without such calls, of the gate's test `heldout`.
 
     Example:
 
@@ -79,7 +82,10 @@ def list_versions(
     settings, line = _open(data, config, policy)
     name = policy or settings.policy
     rows = line.rows(name)
-    show(rows, lambda: _table(name, rows, wide=wide), as_json=as_json)
+    with snapshot(settings.database_url) as connection:
+        numbers = [row["version"] for row in rows]
+        rewards = training_store.rewards(connection, settings.project, name, numbers)
+    show(rows, lambda: _table(name, rows, rewards, wide=wide), as_json=as_json)
 
 
 @versions.command("promote")
@@ -263,7 +269,7 @@ def _print_move(policy: str, move: Move, *more: str, as_json: bool) -> None:
     report(fields, *lines, *more, as_json=as_json)
 
 
-def _table(policy: str, rows: list[dict[str, Any]], *, wide: bool) -> RenderableType:
+def _table(policy: str, rows: list[dict[str, Any]], rewards: training.Rewards, *, wide: bool) -> RenderableType:
     """Return a table of the versions for people."""
     shown = Table("version", "from", "state", "reason", "k3", "held out", "loaded", "when", title=escape(policy))
     shown.title_justify = "left"
@@ -274,11 +280,18 @@ def _table(policy: str, rows: list[dict[str, Any]], *, wide: bool) -> Renderable
             f"{row['state']} ({row['tested_by']})" if row["tested_by"] else row["state"],
             escape(row["reason"] or ""),
             "" if row["probe_k3"] is None else f"{row['probe_k3']:.2g}",
-            "" if row["heldout_mean"] is None else f"{row['heldout_mean']:.3f} ({row['heldout_count']})",
+            _held_out(row, *rewards.get(("eval", row["version"]), (0, 0.0, 0.0))),
             _loaded(row),
             f"{row['promoted_at'] or row['created_at']:%Y-%m-%d %H:%M}",
         )
     return Listing(shown, ids=("from",), optional=("when", "k3", "loaded"), wide=wide)
+
+
+def _held_out(row: dict[str, Any], count: int, total: float, _squares: float) -> str:
+    """Return the mean reward of its held-out calls, else that of the gate's test, with their number."""
+    if count:
+        return f"{total / count:.3f} ({count})"
+    return "" if row["heldout_mean"] is None else f"{row['heldout_mean']:.3f} ({row['heldout_count']})"
 
 
 def _loaded(row: dict[str, Any]) -> str:

@@ -255,6 +255,7 @@ def test_a_step_whose_version_was_rolled_back_is_no_success(learned: RunningProx
         assert "Step 8 rolled back" in shown(person.get(page))
     assert "Step 5 rejected" in shown(person.get("/ui/policies/starter/steps/5"))
 
+
 def test_a_handover_is_on_the_policys_page(
     database_url: str, fake_vllm: FakeVllm, tmp_path: Path, start: Callable[[Settings], RunningProxy]
 ) -> None:

@@ -181,11 +181,14 @@ def test_the_queue_begins_with_what_raters_disagree_about(proxy: RunningProxy, s
     for rater, reward in (("Anna", 1.0), ("Ben", 0.0)):
         scene.feedback("agent", reward, trajectory_id="agent", state="applied", metadata={"rater": rater})
         scene.feedback("waiting-0", 1.0, trajectory_id="waiting-0", state="applied", metadata={"rater": rater})
-    order = queue_of(person.get("/ui/rate").text)
+    order = queue_of(person.get("/ui/rate?split=all").text)
     assert order[0] == "agent", "they disagree"
     assert order.index("waiting-1") < order.index("to-look-at") < order.index("waiting-0")
     rateable = {"agent", "to-look-at", "waiting-0", "waiting-1", "waiting-2", "long", "dialects", "hostile", "held-out"}
     assert set(order) == rateable | {"unspelled"}, "nothing that was trained on or excluded"
+    assert set(queue_of(person.get("/ui/rate").text)) == set(order) - {"held-out"}, "not by default"
+    held_out = person.get("/ui/rate?split=eval").text
+    assert queue_of(held_out) == ["held-out"] and "changes the held-out figures" in held_out
 
 
 def test_what_one_has_rated_leaves_the_queue_at_once_and_for_oneself_only(

@@ -60,6 +60,18 @@ def test_nothing_trains_without_a_stack_and_the_remedy_is_named(here: Here) -> N
     assert "Why nothing trains now starter: the stack is down → start it with `whetstone up`" in text
 
 
+def test_a_server_that_was_stopped_with_the_stack_does_not_serve(here: Here) -> None:
+    url = "http://127.0.0.1:33801"
+    here.seed.insert(schema.replicas, project="default", id=url, state="serving", seen_at=NOW)
+    facts = examine(Settings(data=here.data), NOW)
+    assert [one["state"] for one in facts["replicas"]] == ["stopped"]
+    assert f"{url} stopped" in in_one_line(screen(facts))
+    assert not any(url in one["what"] for one in facts["problems"])
+    # A server that the settings name was not started by `up`, so the last look at it is what is known.
+    (listed,) = examine(Settings(data=here.data, vllm={"urls": (url,)}), NOW)["replicas"]  # type: ignore[arg-type]
+    assert listed["state"] == "serving"
+
+
 def test_scored_groups_are_counted_from_the_database(here: Here, proxy: Proxy) -> None:
     of = {"state": "scored", "compared_with": "group", "closed_at": NOW, "size": 2, "rewarded": 2}
     for number, spread in enumerate((0.5, 0.5, 0.0)):

@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from typer.testing import CliRunner, Result
 
 from migrations import schema
+from tests.conftest import Seed
 from tests.unit.proxy.api.admin.test_versions import Versions
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for, wait_for
 from tests.unit.whetstone.conftest import Ended
@@ -484,3 +485,14 @@ def test_what_lies_in_the_working_directory_is_not_run(
     ended = subprocess.run(whole, cwd=downloaded, capture_output=True, text=True, timeout=120)
     assert not (downloaded / "was-run").exists()
     assert ended.returncode == code, ended.stderr
+
+
+def test_the_list_has_the_mean_reward_of_held_out_calls(here: Here) -> None:
+    seed = Seed(here.engine)
+    for number in range(4):
+        seed.trajectory(
+            f"t{number}", split="eval", state="excluded", first_version=2, last_version=2, reward=float(number > 0)
+        )
+    lines = here.run("versions", "starter").stdout.splitlines()
+    assert [("0.750 (4)" in line, line.split()[1]) for line in lines if "live" in line] == [(True, "2")]
+    assert sum("(4)" in line for line in lines) == 1
