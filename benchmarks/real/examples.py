@@ -55,8 +55,9 @@ EXAMPLE_TASKS = {
             _of_novice("temporal_clue", "all letters right", "right letters", steps=60, pause_s=0.5),
             settings=OF_NOVICE | {"trainer__groups_per_step": 16, "trainer__step_waits_s": 20},
         ),
-        # Some seeds take twenty steps to find anything, and lose it if the rate falls too soon. Once nearly all groups are uniform, a step of four groups may
-        # make the policy worse, and is rolled back: a step waits for eight, and training ends after 20 minutes.
+        # Some seeds take twenty steps to find anything, and lose it if the rate falls too soon. Once nearly all groups
+        # are uniform, a step of four groups may make the policy worse, and is rolled back: a step waits for eight, and
+        # training ends after 20 minutes.
         replace(
             _of_novice("codenames", "won", "margin", steps=100, pause_s=1.7),
             minutes=20,
