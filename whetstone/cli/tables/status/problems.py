@@ -122,8 +122,8 @@ def _of_completeness(facts: Facts) -> Iterator[tuple[str, str]]:
     if share is not None and share < LEAST_COMPLETENESS and not is_waiting:
         yield (
             f"{1 - share:.1%} of the tokens that vLLM sampled are not recorded",
-            'send no call to vLLM past the proxy (a judge with `model = "base"` does); answers on their way are not '
-            "counted yet",
+            'send no call to vLLM past the proxy (a judge with `model = "base"` does). Answers on their way are not '
+            "counted yet, nor what was sampled for clients that went away before the end",
         )
 
 

@@ -91,7 +91,10 @@ def _gains(facts: Facts) -> Iterator[RenderableType]:
 def _gain(gain: Facts) -> str:
     half = (gain["high"] - gain["low"]) / 2
     where = "on held-out calls" if gain["split"] == "eval" else "in training"
-    return f"v{gain['version']} over v{gain['over']}: reward {gain['mean']:+.3f} ± {half:.3f} {where}"
+    before, after = gain["rewarded"]
+    # Of equal numbers the prompts are equal too, as a rule.
+    unlike = "" if before == after else f" (of {before} and {after}: the policy's page compares at the same prompts)"
+    return f"v{gain['version']} over v{gain['over']}: reward {gain['mean']:+.3f} ± {half:.3f} {where}{unlike}"
 
 
 def _training(facts: Facts) -> Iterator[RenderableType]:
