@@ -25,6 +25,7 @@ WhetstoneError
 ├── NoAnswer              (transfer/importing/schema) a logged call has no answer
 ├── NotImportable         (transfer/importing/store) the policy serves apps, so no log can be imported into it
 ├── BackupError           (backup/archive) a backup cannot be made or restored
+├── PageMissing           (cli/commands/docs) the documentation has no such page
 ├── QueryFailed           (cli/tables/sql_query) a query of `whetstone sql` failed
 └── NotFound              (cli/tables/trajectory_store) no trajectory or group has this id
 """

@@ -1,4 +1,5 @@
-// Copies the text of a button with data-copy. The buttons show only where this script runs.
+// Copies the text of a button with data-copy, or of the element that data-copy-of names. The buttons show only where
+// this script runs.
 (function () {
   "use strict";
   document.documentElement.dataset.canCopy = "yes";
@@ -15,13 +16,15 @@
     if (!isDone) throw new Error("no clipboard");
   }
   document.addEventListener("click", async function (event) {
-    const button = event.target.closest("[data-copy]");
+    const button = event.target.closest("[data-copy], [data-copy-of]");
     if (!button) return;
+    const of = button.dataset.copyOf;
+    const text = of ? document.getElementById(of).textContent : button.dataset.copy;
     let word = "Copied";
-    try { await copy(button.dataset.copy); } catch { word = "Not copied"; }
+    try { await copy(text); } catch { word = "Not copied"; }
     button.focus();
     button.textContent = word;
-    announce.textContent = word + ": " + (button.dataset.called || button.dataset.copy);
+    announce.textContent = of ? word : word + ": " + text;
     setTimeout(function () { button.textContent = "Copy"; }, 1500);
   });
 })();

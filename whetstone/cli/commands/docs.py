@@ -12,6 +12,7 @@ from rich.table import Table
 import whetstone
 from whetstone.cli.options import console, print_json
 from whetstone.errors import WhetstoneError
+from whetstone.terminal.fitting import Fitting
 
 FOLDER = Path(whetstone.__file__).resolve().parent.parent / "docs"
 """Of the checkout that is installed: a wheel has no pages."""
@@ -51,7 +52,7 @@ def docs(
         if as_json:
             print_json(entries)
         else:
-            console.print(_table(entries))
+            console.print(Fitting(_table(entries)), crop=False)
         return
     text = _path_of(page).read_text(encoding="utf-8")
     if plain or not console.is_terminal:
