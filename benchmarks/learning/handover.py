@@ -27,7 +27,7 @@ from benchmarks.kit.options import parser_of
 from benchmarks.learning.policy import LearningPolicy
 from benchmarks.real.report import circumstances
 from migrations import schema
-from whetstone.config.settings import Settings, load
+from whetstone.config.settings import load
 from whetstone.database.engine import connect
 from whetstone.demo.agent_process import app, report_of
 from whetstone.demo.demo import AGENT
@@ -65,10 +65,9 @@ class Scene:
     """The stack while its agent plays."""
 
     def __init__(self, stack: Stack, policy: LearningPolicy, console: Console) -> None:
-        self.stack, self.policy, self.console = stack, policy, console
-        self.settings: Settings = stack.settings
+        self.policy, self.console = policy, console
         self.engine = connect(stack.settings.database_url).execution_options(isolation_level="AUTOCOMMIT")
-        self.project, self.name = self.settings.project, self.settings.policy
+        self.project, self.name = stack.settings.project, stack.settings.policy
         self.periods: list[dict[str, Any]] = []
 
     @property

@@ -82,9 +82,9 @@ class LearningPolicy:
     def learn(self, steps: int, *options: str, seconds: float = math.inf) -> None:
         """Let the policy train on what the app does, for so many steps, or so long; a further step that has begun is
         awaited."""
-        self._store.set_policy_state(self._settings.project, self._settings.policy, "training")
+        self.set_state("training")
         self.run(*options, steps=steps, seconds=seconds)
-        self._store.set_policy_state(self._settings.project, self._settings.policy, "paused")
+        self.set_state("paused")
         while self._is_busy:
             self._look()
         self._show()
@@ -97,7 +97,7 @@ class LearningPolicy:
         Raises:
             RefusedByProxy: the proxy refuses it.
         """
-        self._store.set_policy_state(self._settings.project, self._settings.policy, "recording")
+        self.set_state("recording")
         if not self._is_busy:
             self._ask("step", {"kind": "sft", "from": source, "min_reward": min_reward, "limit": limit})
         self.await_steps(1)

@@ -107,8 +107,8 @@ class CallContext(msgspec.Struct):
     """See `conversation`."""
     handover: Handover | None = None
     """How its policy takes over from a teacher; None: it does not, or one version was requested."""
-    for_teacher: DialectRequest | None = None
-    """The request as the teacher gets it; None without a handover."""
+    for_teacher: Callable[[], DialectRequest] | None = None
+    """Reads the request as the teacher gets it; None without a handover."""
     teacher: str | None = None
     """The policy that answers in place of the requested one; None: that one answers itself."""
     explored: float | None = None

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 
@@ -207,7 +208,7 @@ class Inference:
         for_teacher = None
         if handover is not None:
             teacher = msgspec.structs.replace(server, captured=False, is_teacher=True)
-            for_teacher = DIALECTS[path](body, teacher)
+            for_teacher = partial(DIALECTS[path], body, teacher)
         return CallContext(
             self._project,
             new_id(),
@@ -285,13 +286,13 @@ class Inference:
 
     def _choose_side(self, context: CallContext, handover: Handover) -> None:
         """Let the teacher answer a call of its trajectories, instead of the policy that was requested."""
-        place, request = context.place, context.for_teacher
-        assert place is not None and request is not None
+        place, for_teacher = context.place, context.for_teacher
+        assert place is not None and for_teacher is not None
         if not handover.teacher_answers(place.trajectory_id, context.address.group_id, place.pins):
             return
         # A conversation is recognised by the form that it has for the policy's own server.
         context.known_conversation = context.conversation
-        context.request, context.teacher = request, handover.teacher
+        context.request, context.teacher = for_teacher(), handover.teacher
         context.speaker = self._policies().resolve(handover.teacher)
 
     async def _may_explore(self, context: CallContext) -> None:

@@ -2,16 +2,13 @@
 
 from datetime import datetime
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine
 
-from migrations import schema
 from trainer.domain.gate.handover import HandoverVerdict
 from trainer.domain.gate.verdict import Moments
-from trainer.store.rewards import read_moments
+from trainer.store.rewards import read_looked, read_moments
 from whetstone.registry.handover import TEST, HandoverState, decide_handover, read_handover
 from whetstone.registry.versions import lock
-
-r = schema.gate_results.c
 
 
 class HandoverTables:
@@ -34,11 +31,8 @@ class HandoverTables:
 
     def looked(self, policy: str, state: HandoverState) -> int:
         """Return how many looks are over since the share changed."""
-        of_test = (r.project == self._project, r.policy == policy, r.test == TEST, r.decision == "testing")
-        query = select(r.figures).where(*of_test, r.created_at >= state.since).order_by(r.created_at.desc()).limit(1)
         with self._reader.connect() as connection:
-            figures = connection.execute(query).scalar_one_or_none()
-        return 0 if figures is None else int(figures["look"])
+            return read_looked(connection, self._project, policy, None, TEST, state.since)
 
     def decided(self, policy: str, state: HandoverState, verdict: HandoverVerdict, now: datetime) -> bool:
         """Record a verdict. Return whether it was: not where the share has changed since `state` was read."""

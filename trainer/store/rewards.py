@@ -50,9 +50,13 @@ def read_rewards(
     return list(connection.execute(grouped.order_by(func.max(single.created_at).desc())).scalars())
 
 
-def read_looked(connection: Connection, project: str, policy: str, version: int, test: str, since: datetime) -> int:
-    """Return how many looks of a test are over."""
-    of_test = (r.project == project, r.policy == policy, r.version == version, r.test == test)
+def read_looked(
+    connection: Connection, project: str, policy: str, version: int | None, test: str, since: datetime
+) -> int:
+    """Return how many looks of a test are over. Version None: of a test that is not of one version."""
+    of_test = [r.project == project, r.policy == policy, r.test == test]
+    if version is not None:
+        of_test.append(r.version == version)
     query = select(r.figures).where(*of_test, r.decision == "testing", r.created_at >= since)
     figures = connection.execute(query.order_by(r.created_at.desc()).limit(1)).scalar_one_or_none()
     return 0 if figures is None else int(figures["look"])

@@ -156,11 +156,12 @@ class Settings(Section):
                     f"upstreams.{name}: there is no project {upstream.project!r}; there are: "
                     f"{', '.join((self.project, *self.projects))}"
                 )
-        names = [*self.all_trained, *(name for upstream in self.upstreams.values() for name in upstream.models)]
+        names = [*self.all_trained, *self.answered_elsewhere]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two policies are named {twice[0]!r}")
         for one in self.of_projects():
             one._check_aliases(names)
+            one._check_handovers()
         if unknown := sorted(self.learning.keys() - set(self.all_trained)):
             raise ValueError(f"learning.{unknown[0]}: no such policy; there are: {', '.join(self.all_trained)}")
         for policy, learning in self.learning.items():
@@ -169,23 +170,20 @@ class Settings(Section):
                     f"learning.{policy}.ruler: no judge is named {strangers[0]!r}; there are: "
                     f"{', '.join(self.judges) or 'none'}"
                 )
-        for one in self.of_projects():
-            one._check_handovers()
         return self
 
     def _check_handovers(self) -> None:
         """Check that each teacher of a handover is a model of another server, for the same project, and for one
         policy."""
-        others = [name for upstream in self.upstreams.values() for name in upstream.models]
         teachers: list[str] = []
         for policy, learning in self.learning.items():
             if learning.handover is None:
                 continue
             teacher = learning.handover.teacher
-            if teacher not in others:
+            if teacher not in self.answered_elsewhere:
                 raise ValueError(
                     f"learning.{policy}.handover: {teacher!r} is no model of another server of this project "
-                    f"([upstreams.<name>] models); there are: {', '.join(others) or 'none'}"
+                    f"([upstreams.<name>] models); there are: {', '.join(self.answered_elsewhere) or 'none'}"
                 )
             if teacher in teachers:
                 raise ValueError(
@@ -197,7 +195,7 @@ class Settings(Section):
     def _check_aliases(self, taken: Sequence[str]) -> None:
         """Check that no alias is the name of any project's policy, and that each leads to a policy of its own
         project."""
-        own = [*self.trained, *(name for upstream in self.upstreams.values() for name in upstream.models)]
+        own = [*self.trained, *self.answered_elsewhere]
         for alias, policy in self.aliases.items():
             if not alias or "@v" in alias:
                 raise ValueError(f"{alias!r} is no alias: it must have characters, and no '@v', which names versions")
@@ -273,6 +271,11 @@ class Settings(Section):
     def trained(self) -> tuple[str, ...]:
         """The project's policies that vLLM serves."""
         return (self.policy, *self.policies)
+
+    @property
+    def answered_elsewhere(self) -> tuple[str, ...]:
+        """The project's policies that other servers answer."""
+        return tuple(name for upstream in self.upstreams.values() for name in upstream.models)
 
     @property
     def privacy(self) -> PrivacySettings:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Z_95 = 1.959963984540054
@@ -110,10 +110,11 @@ def paired(differences: Sequence[Sequence[float]]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def welch(before: Sample, after: Sample) -> Interval:
+def welch(before: Sample, after: Sample, *, quantile: Callable[[int], float] | None = None) -> Interval:
     """Return the difference of two means, `after - before`, with its interval (B. L. Welch, Biometrika 34, 1947).
 
-    `s² = v_a / n_a + v_b / n_b`; Student's t with `s⁴ / Σ (v / n)² / (n − 1)` degrees, rounded down.
+    `s² = v_a / n_a + v_b / n_b`; Student's t with `s⁴ / Σ (v / n)² / (n − 1)` degrees, rounded down. `quantile`: of
+    Student's distribution, by its degrees; None: `t_95`.
 
     Raises:
         ValueError: a sample has fewer than two values.
@@ -123,7 +124,7 @@ def welch(before: Sample, after: Sample) -> Interval:
     errors = [sample.variance / sample.n for sample in (before, after)]
     shares = [error**2 / (sample.n - 1) for error, sample in zip(errors, (before, after), strict=True)]
     degrees = math.floor(sum(errors) ** 2 / sum(shares)) if sum(shares) else before.n + after.n - 2
-    mean, half = after.mean - before.mean, t_95(max(1, degrees)) * math.sqrt(sum(errors))
+    mean, half = after.mean - before.mean, (quantile or t_95)(max(1, degrees)) * math.sqrt(sum(errors))
     return Interval(mean, mean - half, mean + half)
 
 

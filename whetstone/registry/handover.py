@@ -12,7 +12,7 @@ from sqlalchemy import Connection, column, func, select, table
 
 from migrations import schema
 from whetstone.config.rewards import HandoverSettings
-from whetstone.registry.versions import decide
+from whetstone.registry.versions import decide, live_version
 
 TEST = "handover"
 MILLION = 1_000_000
@@ -80,8 +80,7 @@ def prepare_handover(
     if before is None or before.teacher != settings.teacher:
         _write(connection, project, policy, teacher=settings.teacher, share=first, since=now)
         reason = f"{settings.teacher} answers; {policy} begins with {first:.0%} of new trajectories"
-        live = select(p.live_version).where(p.project == project, p.id == policy)
-        version = connection.execute(live).scalar_one()
+        version = live_version(connection, project, policy)
         figures = {"share": first}
         decide(
             connection, project, policy, version, test=TEST, decision="begin", now=now, reason=reason, figures=figures

@@ -18,12 +18,12 @@ upper bound is below -margin with probability `power` from
 on, at the next look. With s = 0.5, loss 0.3, margin 0.05, error 0.05, power 0.8: 76, so at the look of 100.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from trainer.domain.gate.verdict import Moments, student
 from whetstone.config.rewards import HandoverSettings
+from whetstone.domain.stats import Sample, welch
 
 LOOKS = (50, 100, 200, 400)
 """Groups of the smaller sample at which a decision is possible."""
@@ -54,15 +54,9 @@ def handed_over(
     due = sum(n >= look for look in LOOKS)
     if due <= looked:
         return None
-    difference = policy.mean - teacher.mean
-    errors = [sample.variance / (sample.count - 1) for sample in (policy, teacher)]
-    half = 0.0
-    if sum(errors) > 0:
-        freedom = sum(errors) ** 2 / sum(
-            error**2 / (sample.count - 1) for error, sample in zip(errors, (policy, teacher), strict=True)
-        )
-        half = student(1 - settings.error_rate / len(LOOKS), math.floor(freedom)) * math.sqrt(sum(errors))
-    low, high = difference - half, difference + half
+    allowed = settings.error_rate / len(LOOKS)
+    interval = welch(_sample(teacher), _sample(policy), quantile=lambda degrees: student(1 - allowed, degrees))
+    difference, low, high = interval.mean, interval.low, interval.high
     figures = {
         "policy_count": float(policy.count),
         "policy_mean": policy.mean,
@@ -79,6 +73,10 @@ def handed_over(
         return HandoverVerdict("lower", first, f"{seen}: it answers {first:.0%} again", figures)
     if low > -settings.margin and larger:
         return HandoverVerdict("raise", larger[0], f"{seen}: it answers {larger[0]:.0%} from now on", figures)
-    if due < len(LOOKS) and not (low > -settings.margin):
+    if due < len(LOOKS) and low <= -settings.margin:
         return HandoverVerdict("testing", share, seen, figures)
     return HandoverVerdict("stay", share, f"{seen}: it goes on answering {share:.0%}", figures)
+
+
+def _sample(of: Moments) -> Sample:
+    return Sample(of.count, of.mean, of.variance * of.count / (of.count - 1))

@@ -13,7 +13,7 @@ from migrations import schema
 from trainer.domain.claims import Claim
 from trainer.domain.examples.followups import after_answer, tool_error, user_reply
 from trainer.domain.examples.sft_examples import ExampleSelection
-from trainer.store.examples.sources import USABLE, Source, whole_answers
+from trainer.store.examples.sources import Source, own_answers
 from whetstone.config.trainer import REPLIES, TOOLS
 from whetstone.database.engine import chunks
 from whetstone.domain.ids import HINDSIGHT
@@ -23,7 +23,7 @@ READ_AT_ONCE = 256
 FOLLOWUPS: Mapping[str, Callable[[Sequence[Any]], str | None]] = {TOOLS: tool_error, REPLIES: user_reply}
 """By the source of the words: what reads them from the messages that followed an answer."""
 
-c, e, t = schema.completions.c, schema.examples.c, schema.trajectories.c
+c = schema.completions.c
 _next = schema.completions.alias("next_turn")
 n = _next.c
 _GOES_ON = and_(
@@ -36,16 +36,8 @@ def find_followups(
     connection: Connection, claim: Claim, wanted: ExampleSelection, versions: Collection[int]
 ) -> list[Source]:
     """Return answers that such words followed: first those that no step has learned from, then the newest."""
-    source_id = c.id + f"{HINDSIGHT}/{wanted.source}"
-    known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == source_id)
-    query = (
-        select(source_id, c.trajectory_id, c.id)
-        .join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
-        .join(schema.examples, known, isouter=True)
-        .where(*whole_answers(claim, versions), t.split == "train", t.no_train.is_(False), USABLE)
-        .where(select(n.id).where(_GOES_ON).correlate(schema.completions).exists())
-        .order_by(func.coalesce(e.step, 0), c.created_at.desc(), c.id)
-    )
+    goes_on = select(n.id).where(_GOES_ON).correlate(schema.completions).exists()
+    query = own_answers(claim, versions, f"{HINDSIGHT}/{wanted.source}").where(goes_on)
     answers = [Source(*row) for row in connection.execute(query)]
     sources: list[Source] = []
     for start in range(0, len(answers), READ_AT_ONCE):

@@ -6,7 +6,7 @@ may score the same answer.
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, and_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
@@ -14,9 +14,9 @@ from trainer.domain.examples.own_answers import OwnAnswer
 from trainer.domain.examples.sft_examples import ExampleSelection, WhyLeftOut
 from trainer.domain.rows import Answer
 from trainer.store.examples.answers import of_step, prompt_of, with_chains
-from trainer.store.examples.sources import USABLE, Source, whole_answers
+from trainer.store.examples.sources import Source, own_answers
 
-c, e, t = schema.completions.c, schema.examples.c, schema.trajectories.c
+c, e = schema.completions.c, schema.examples.c
 
 
 def find_own_answers(
@@ -26,17 +26,7 @@ def find_own_answers(
 
     They are complete answers that one of `versions` of the policy sampled.
     """
-    source_id = c.id + f"/distill/{wanted.source}"
-    known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == source_id)
-    query = (
-        select(source_id, c.trajectory_id, c.id)
-        .join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
-        .join(schema.examples, known, isouter=True)
-        .where(*whole_answers(claim, versions), USABLE)
-        .where(t.split == "train", t.no_train.is_(False))
-        .order_by(func.coalesce(e.step, 0), c.created_at.desc(), c.id)
-        .limit(wanted.limit)
-    )
+    query = own_answers(claim, versions, f"/distill/{wanted.source}").limit(wanted.limit)
     return [Source(*row) for row in connection.execute(query)]
 
 

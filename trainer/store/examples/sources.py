@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Subquery, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, Subquery, and_, case, func, or_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
@@ -39,6 +39,23 @@ def whole_answers(claim: Claim, versions: Collection[int]) -> tuple[ColumnElemen
     """Conditions on completions: complete answers that one of `versions` of the policy sampled, with their ids."""
     sampled = (c.project == claim.project, c.policy == claim.policy, c.policy_version.in_(versions))
     return (*sampled, c.status == "complete", c.why_not_trained.is_(None), c.token_ids.is_not(None))
+
+
+def own_answers(claim: Claim, versions: Collection[int], suffix: str) -> Select[Any]:
+    """Select the policy's `whole_answers` that may be trained on, as a `Source`: first those without an example of this
+    suffix, then those used longest ago, the newest first.
+
+    `suffix`: what follows the completion's id in the id of such an example.
+    """
+    source_id = c.id + suffix
+    known = and_(e.project == claim.project, e.policy == claim.policy, e.source_id == source_id)
+    return (
+        select(source_id, c.trajectory_id, c.id)
+        .join(schema.trajectories, and_(t.project == c.project, t.id == c.trajectory_id))
+        .join(schema.examples, known, isouter=True)
+        .where(*whole_answers(claim, versions), t.split == "train", t.no_train.is_(False), USABLE)
+        .order_by(func.coalesce(e.step, 0), c.created_at.desc(), c.id)
+    )
 
 
 def find(connection: Connection, claim: Claim, wanted: ExampleSelection) -> list[Source]:

@@ -61,10 +61,19 @@ def docs(
         console.print(Markdown(text))
 
 
-def _entries() -> list[dict[str, str]]:
-    """Return the pages of the index, in its order."""
+def _check_pages() -> None:
+    """Check that the pages are there.
+
+    Raises:
+        PageMissing: they are not.
+    """
     if not (FOLDER / INDEX).is_file():
         raise PageMissing(f"there are no pages in {FOLDER}: they are in the folder docs of Whetstone's repository")
+
+
+def _entries() -> list[dict[str, str]]:
+    """Return the pages of the index, in its order."""
+    _check_pages()
     lines = (FOLDER / INDEX).read_text(encoding="utf-8").splitlines()
     matches = filter(None, map(_ENTRY.fullmatch, lines))
     return [{"page": entry["file"], "about": entry["about"]} for entry in matches]
@@ -83,7 +92,7 @@ def _path_of(page: str) -> Path:
     Raises:
         PageMissing: there is none.
     """
-    _entries()
+    _check_pages()
     name = page.removeprefix("docs/").removesuffix(".md")
     names = {path.stem: path for path in FOLDER.glob("*.md")}
     if name not in names:
