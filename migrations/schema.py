@@ -517,7 +517,7 @@ steps = Table(
     Column(
         "baselined", Integer, comment="T: of its trajectories, those compared with a running mean instead of a group"
     ),
-    Column("kind", Text, comment="T: grpo | kto | dpo | hindsight | distill | sft; NULL where there was but one"),
+    Column("kind", Text, comment="T: grpo | kto | dpo | hindsight | distill | sft | prefer; NULL where there was one"),
     Column("asked_at", Utc, comment="T: when it was asked for by hand; NULL where it was due by itself"),
     Column(
         "loss_function",
@@ -590,7 +590,7 @@ examples = Table(
         "source_id",
         Text,
         primary_key=True,
-        comment="T: the feedback or completion it was made of; `/hindsight` or `/distill/<teacher>` follows by kind",
+        comment="T: its feedback or completion, and by kind `/hindsight`, `/prefer` or `/distill/<teacher>`",
     ),
     Column(
         "source",

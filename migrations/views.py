@@ -292,7 +292,7 @@ VIEWS = (
         "kept attempt asked_at imitates day created_at ended_at decided_share support_disagreements "
         "state_share effective_share",
         step="its number, from 1 for each policy",
-        kind="grpo | kto | dpo | hindsight | distill | sft",
+        kind="grpo | kto | dpo | hindsight | distill | sft | prefer",
         groups="how many it claimed",
         trajectories="how many it claimed",
         completions="how many it trained on; rows before merging",

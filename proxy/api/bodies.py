@@ -52,10 +52,11 @@ class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     """The kind of step and its data. Without a body: a step on the groups that are ready."""
 
     kind: Annotated[
-        Literal["grpo", "sft", "hindsight", "distill"],
+        Literal["grpo", "sft", "hindsight", "distill", "prefer"],
         Meta(
             description="`grpo` learns from rewards, as `trainer.objective` says; `sft` imitates examples; `hindsight` "
-            "learns from words that correct answers; `distill` from a teacher that scores the policy's own answers."
+            "learns from words that correct answers; `distill` from a teacher that scores the policy's own answers; "
+            "`prefer` from pairs of another policy's answers, of which one has a higher reward."
         ),
     ] = "grpo"
     source: Annotated[
@@ -64,7 +65,7 @@ class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
             description="Of `sft`, whose answers: `demonstrations` of feedback, the `best` logged ones of this policy, "
             "or another policy's, by its name. Of `hindsight`, whose words: `comments` or `demonstrations` of "
             "feedback, explanations of the `judge`, errors of `tools`, or users' `replies`. Of `distill`, the teacher, "
-            "by its name in the settings."
+            "by its name in the settings. Of `prefer`, the policy whose answers they are."
         ),
     ] = None
     min_reward: Annotated[
@@ -72,7 +73,12 @@ class StepAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     ] = None
     limit: (
         Annotated[
-            int, Meta(description=f"Of all but `grpo`, most examples; {DEFAULT_LIMIT} without it.", ge=1, le=MAX_LIMIT)
+            int,
+            Meta(
+                description=f"Of all but `grpo`, most examples, or pairs; {DEFAULT_LIMIT} without it.",
+                ge=1,
+                le=MAX_LIMIT,
+            ),
         ]
         | None
     ) = None
@@ -118,6 +124,8 @@ def read_step(body: bytes, policy: str, policies: Collection[str], teachers: Col
         _check_words(request)
     elif request.kind == "distill":
         _check_teacher(request, teachers)
+    elif request.kind == "prefer":
+        _check_other(request, policy, policies)
     else:
         _check_source(request, policy, policies)
     if request.min_reward is not None and not math.isfinite(request.min_reward):
@@ -132,6 +140,15 @@ def _check_teacher(request: StepAsked, teachers: Collection[str]) -> None:
         raise BadRequest(f"from must be a teacher's name ({names})", param="from")
     if request.min_reward is not None:
         raise BadRequest("min_reward goes with sft; a distill step needs no rewards", param="min_reward")
+
+
+def _check_other(request: StepAsked, policy: str, policies: Collection[str]) -> None:
+    others = sorted(set(policies) - {policy})
+    if request.source not in others:
+        names = ", ".join(others) or "there is none: import a log"
+        raise BadRequest(f"from must be another policy's name ({names})", param="from")
+    if request.min_reward is not None:
+        raise BadRequest("min_reward goes with sft; a pair is two answers of different reward", param="min_reward")
 
 
 def _check_words(request: StepAsked) -> None:

@@ -63,7 +63,9 @@ def step_columns(
     return {
         **asdict(figures),
         **unsampled,
-        "loss_function": {"grpo": settings.loss, "sft": "nll"}.get(kind, "divergence" if kind in BY_EXAMPLE else kind),
+        "loss_function": {"grpo": settings.loss, "sft": "nll", "prefer": "dpo"}.get(
+            kind, "divergence" if kind in BY_EXAMPLE else kind
+        ),
         "reward_mean": _mean(rewards),
         "reward_spread": _spread(rewards),
         "advantage_spread": _spread(list(taught.advantages.values())),

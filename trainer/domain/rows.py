@@ -145,10 +145,10 @@ def merge(
     return _rows(trajectory_id, checked, advantages)
 
 
-def rows_for_sft(trajectory_id: str, answers: Iterable[Answer]) -> list[Row]:
-    """Return the rows of answers to imitate, merged as by `merge`; advantage 1, no logprobs, no version.
+def rows_for_sft(trajectory_id: str, answers: Iterable[Answer], advantage: float = 1.0) -> list[Row]:
+    """Return the rows of answers to imitate, merged as by `merge`; no logprobs, no version.
 
-    `answers` come in turn order.
+    `answers` come in turn order. `advantage`: of all their tokens.
 
     Raises:
         RowError: an id is negative, or a prompt is empty.
@@ -158,7 +158,7 @@ def rows_for_sft(trajectory_id: str, answers: Iterable[Answer]) -> list[Row]:
         _check_ids(f"answer {answer.source_id}", answer.prompt_ids, answer.token_ids)
         no_logprobs = (math.nan,) * len(answer.token_ids)
         unsampled.append(SampledCompletion(answer.source_id, answer.prompt_ids, answer.token_ids, no_logprobs, -1, 1.0))
-    return _rows(trajectory_id, unsampled, [1.0] * len(unsampled))
+    return _rows(trajectory_id, unsampled, [advantage] * len(unsampled))
 
 
 def _rows(trajectory_id: str, completions: Sequence[SampledCompletion], advantages: Sequence[float]) -> list[Row]:

@@ -21,7 +21,8 @@ goes on must still be able to follow it.
 KIND = "supervised"
 """Key of a weight's state: the number of the kind of step that its moments are of. Absent in states of early releases,
 and where there are none. The name is of the time when there were two kinds."""
-NUMBERS: dict[Kind, int] = {"grpo": 0, "sft": 1, "kto": 2, "dpo": 3, "hindsight": 4, "distill": 5}
+NUMBERS: dict[Kind, int] = {"grpo": 0, "sft": 1, "kto": 2, "dpo": 3, "hindsight": 4, "distill": 5, "prefer": 3}
+"""Steps of equal number share their moments: they follow the same loss."""
 
 
 def parts(rows: Sequence[Row], count: int) -> list[list[Row]]:

@@ -9,7 +9,7 @@ from trainer.domain.examples.corrections import TEMPLATE, CorrectedAnswer, with_
 from trainer.domain.examples.sft_examples import CHAT, ExampleSelection, LeftOut, RenderedExample, WhyLeftOut
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Answer, Row, rows_for_sft
-from trainer.step.supervised import or_left_out, render_missing, renders
+from trainer.step.supervised import or_left_out, render_missing, renders, without_details
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
 from whetstone.config.settings import Settings
@@ -51,8 +51,7 @@ def corrected_rows(
             rows.append(row)
     store.rendered(claim, [RenderedExample(name, left_out=why) for name, why in left_out.items()])
     log.info("step %s: %d corrected answers, %d left out", claim.id, len(rows), len(left_out))
-    reasons = {name: why.partition(":")[0] for name, why in left_out.items()}
-    return StepRows(tuple(rows), {}, {}, reasons, len(rows))
+    return StepRows(tuple(rows), {}, {}, without_details(left_out), len(rows))
 
 
 def _row(one: CorrectedAnswer, max_row_tokens: int) -> Row | str:

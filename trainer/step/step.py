@@ -26,6 +26,7 @@ from trainer.learner.learner import Learner
 from trainer.step import failed_rows
 from trainer.step.distillation import scored_rows
 from trainer.step.hindsight import corrected_rows
+from trainer.step.preferred import preferred_rows
 from trainer.step.rewarded import rewarded
 from trainer.step.supervised import imitation
 from trainer.store.unit_of_work import Store
@@ -40,7 +41,7 @@ UNREADABLE_RETRY_S = 600.0
 """How long a step waits when its start version cannot be trained on; the version may be repaired or replaced meanwhile.
 """
 
-ROWS_OF = {"sft": imitation, "hindsight": corrected_rows, "distill": scored_rows}
+ROWS_OF = {"sft": imitation, "hindsight": corrected_rows, "distill": scored_rows, "prefer": preferred_rows}
 """Kind of a step by example -> what makes its rows."""
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -56,6 +56,21 @@ def imitation(
         ModelUnusable: the model's files do not name the tokens that end an answer.
     """
     store.take_examples(claim, wanted)
+    answers, left_out = read_answers(claim, store, replicas, settings, unfit)
+    store.rendered(claim, [RenderedExample(name, left_out=why) for name, why in left_out.items()])
+    rows = [row for trajectory_id, answer in answers.items() for row in rows_for_sft(trajectory_id, answer)]
+    count = sum(map(len, answers.values()))
+    log.info("step %s: %d answers to imitate, %d left out", claim.id, count, len(left_out))
+    return StepRows(tuple(rows), {}, {}, without_details(left_out), count)
+
+
+def read_answers(
+    claim: Claim, store: Store, replicas: Replicas, settings: Settings, unfit: Collection[str]
+) -> tuple[Mapping[str, Sequence[Answer]], dict[str, str]]:
+    """Return the answers of the step's examples by trajectory, and by example why others are left out.
+
+    vLLM renders those that are still text, once. Raises as `imitation` does.
+    """
     _render_missing(claim, store, replicas, settings)
     left_out: dict[str, str] = {}
     answers: defaultdict[str, list[Answer]] = defaultdict(list)
@@ -66,11 +81,12 @@ def imitation(
             left_out[example.source_id] = answer
         else:
             answers[example.trajectory_id].append(answer)
-    store.rendered(claim, [RenderedExample(name, left_out=why) for name, why in left_out.items()])
-    rows = [row for trajectory_id, answer in answers.items() for row in rows_for_sft(trajectory_id, answer)]
-    count = sum(map(len, answers.values()))
-    log.info("step %s: %d answers to imitate, %d left out", claim.id, count, len(left_out))
-    return StepRows(tuple(rows), {}, {}, {name: why.partition(":")[0] for name, why in left_out.items()}, count)
+    return answers, left_out
+
+
+def without_details(left_out: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons without the server's messages that follow some of them."""
+    return {name: why.partition(":")[0] for name, why in left_out.items()}
 
 
 def _answer(example: Example, max_row_tokens: int) -> Answer | str:

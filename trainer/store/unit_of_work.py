@@ -23,6 +23,7 @@ from trainer.store.eligible_groups import policy_names, read_lineage
 from trainer.store.examples.answers import read_examples, take, write_rendered
 from trainer.store.examples.corrections import find_corrections, read_corrections
 from trainer.store.examples.own_answers import find_own_answers, read_own_answers
+from trainer.store.examples.pairs import find_pairs, read_pairs
 from trainer.store.examples.sources import Source, find
 from trainer.store.gate import note_probe, promoted, read_tool_chats, rejected, wait_for_tests
 from trainer.store.members import read_members
@@ -75,10 +76,7 @@ class Store:
         Raises:
             LeaseLost: another worker has the step.
         """
-        with self._reader.connect() as connection:
-            sources = find(connection, claim, wanted)
-        with self._engine.begin() as connection:
-            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+        self._take(claim, wanted, find)
 
     def take_corrections(self, claim: Claim, wanted: ExampleSelection, max_staleness: int) -> None:
         """Take the answers that words correct, unless it has them already.
@@ -116,8 +114,32 @@ class Store:
         with self._engine.begin() as connection:
             take(connection, claim, wanted.source, sources, datetime.now(UTC))
 
+    def take_pairs(self, claim: Claim, wanted: ExampleSelection) -> None:
+        """Take the pairs of which the step prefers the better answer, unless it has them already.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        self._take(claim, wanted, find_pairs)
+
+    def pairs(self, claim: Claim) -> list[tuple[str, str]]:
+        """Return the better and the worse trajectory of each of the step's pairs, in a fixed order."""
+        with self._reader.connect() as connection:
+            return read_pairs(connection, claim)
+
+    def _take(
+        self,
+        claim: Claim,
+        wanted: ExampleSelection,
+        find: Callable[[Connection, Claim, ExampleSelection], list[Source]],
+    ) -> None:
+        with self._reader.connect() as connection:
+            sources = find(connection, claim, wanted)
+        with self._engine.begin() as connection:
+            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+
     def examples(self, claim: Claim) -> list[Example]:
-        """Return what a supervised step imitates, in a fixed order."""
+        """Return the step's answers to imitate, or those of its pairs, in a fixed order."""
         with self._reader.connect() as connection:
             return read_examples(connection, claim)
 

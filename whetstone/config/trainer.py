@@ -12,12 +12,12 @@ AdvantageScale = Literal["none", "batch", "group", "mean"]
 BaselineName = Literal["group", "state"]
 CutOff = Literal["train", "mask", "clamp"]
 Objective = Literal["grpo", "kto", "dpo"]
-Kind = Literal[Objective, "sft", "hindsight", "distill"]
+Kind = Literal[Objective, "sft", "hindsight", "distill", "prefer"]
 """What a step does: `grpo` follows advantages with the configured loss, `kto` tells good answers from bad ones, `dpo`
 better from worse in a group, `sft` imitates answers, `hindsight` learns from words that correct an answer, `distill`
-from how likely a teacher finds each token of an answer."""
-PREFERENCES: tuple[Kind, ...] = ("kto", "dpo")
-BY_EXAMPLE: tuple[Kind, ...] = ("sft", "hindsight", "distill")
+from how likely a teacher finds each token of an answer, `prefer` as dpo does from pairs of another policy's answers."""
+PREFERENCES: tuple[Kind, ...] = ("kto", "dpo", "prefer")
+BY_EXAMPLE: tuple[Kind, ...] = ("sft", "hindsight", "distill", "prefer")
 DEMONSTRATIONS, BEST = "demonstrations", "best"
 """What a step may imitate besides another policy's answers; no policy may have these names."""
 COMMENTS, JUDGE, TOOLS, REPLIES = "comments", "judge", "tools", "replies"

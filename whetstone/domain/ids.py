@@ -13,6 +13,8 @@ SHADOW = ".shadow"
 HINDSIGHT = "/hindsight"
 """Suffix of the id of an example that words correct. The id of feedback stands before it; or the id of the completion,
 and the source of the words behind it."""
+PREFERRED = "/prefer"
+"""Suffix of the id of an example that is one side of a pair; the completion's id stands before it."""
 BY_JUDGE = f"{HINDSIGHT}/judge/"
 """The same where a judge's explanation corrects it; the id of the judgement follows."""
 

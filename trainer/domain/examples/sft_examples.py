@@ -56,6 +56,8 @@ class WhyLeftOut(StrEnum):
     """The answer does not end with one of the model's end tokens, or has one inside."""
     NO_QUESTION = "no_question"
     """Words correct it, and its conversation has no message of a user to which they could be added."""
+    NO_PAIR = "no_pair"
+    """The other side of its pair is left out, or answers another prompt."""
     NO_SCORES = "no_scores"
     """The teacher gives no logprobs for it; the teacher's message follows."""
     TOO_LONG = "too_long"

@@ -4,7 +4,7 @@ Excluded are: answers that the app keeps from training, answers whose text was c
 could not be rendered before.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ STANDING = ("applied", "used", "unused")
 
 c, e, f, t = schema.completions.c, schema.examples.c, schema.feedback.c, schema.trajectories.c
 
-USABLE = or_(e.left_out.is_(None), e.left_out == WhyLeftOut.TOO_LONG.value)
+USABLE = or_(e.left_out.is_(None), e.left_out.in_((WhyLeftOut.TOO_LONG.value, WhyLeftOut.NO_PAIR.value)))
 """True for usable examples, and for sources without an example yet."""
 
 
@@ -64,12 +64,23 @@ def find(connection: Connection, claim: Claim, wanted: ExampleSelection) -> list
         rows = connection.execute(_demonstrations(claim).limit(wanted.limit))
         return [Source(*row) for row in rows]
     chosen: list[str] = list(connection.execute(_trajectories(claim, wanted).limit(wanted.limit)).scalars())
-    answering = claim.policy if wanted.source == BEST else wanted.source
-    query = select(c.id, c.trajectory_id, c.id).where(c.project == claim.project, c.policy == answering)
+    return answers_of(connection, claim, claim.policy if wanted.source == BEST else wanted.source, chosen)
+
+
+def answers_of(
+    connection: Connection, claim: Claim, policy: str, trajectory_ids: Sequence[str], suffix: str = ""
+) -> list[Source]:
+    """Return a policy's complete answers in these trajectories.
+
+    `suffix`: what follows the completion's id in the id of a source.
+    """
+    query = select(c.id + suffix, c.trajectory_id, c.id).where(c.project == claim.project, c.policy == policy)
     allowed = (not_superseded(c.why_not_trained), _NOT_REDACTED)
     query = query.where(c.status == "complete", *allowed).order_by(c.trajectory_id, c.turn)
     return [
-        Source(*row) for some in chunks(chosen) for row in connection.execute(query.where(c.trajectory_id.in_(some)))
+        Source(*row)
+        for some in chunks(trajectory_ids)
+        for row in connection.execute(query.where(c.trajectory_id.in_(some)))
     ]
 
 
@@ -119,7 +130,7 @@ def _trajectories(claim: Claim, wanted: ExampleSelection) -> Any:
     )
     query = select(t.id).join(known, known.c.trajectory_id == t.id, isouter=True)
     query = query.where(
-        func.coalesce(known.c.usable, 1) > 0, *_trainable_of(claim, claim.policy if best else wanted.source)
+        func.coalesce(known.c.usable, 1) > 0, *trainable_of(claim, claim.policy if best else wanted.source)
     )
     if wanted.min_reward is not None:
         query = query.where(t.reward >= wanted.min_reward)
@@ -135,12 +146,12 @@ def _winners(claim: Claim) -> Any:
     """
     place = func.row_number().over(partition_by=t.group_id, order_by=(t.reward.desc(), t.created_at.desc(), t.id))
     lowest = func.min(t.reward).over(partition_by=t.group_id)
-    rewarded = (*_trainable_of(claim, claim.policy), t.group_id.is_not(None), t.reward.is_not(None))
+    rewarded = (*trainable_of(claim, claim.policy), t.group_id.is_not(None), t.reward.is_not(None))
     ranked = select(t.id, t.reward, place.label("place"), lowest.label("lowest")).where(*rewarded).subquery()
     return select(ranked.c.id).where(ranked.c.place == 1, ranked.c.reward > ranked.c.lowest)
 
 
-def _trainable_of(claim: Claim, policy: str) -> tuple[ColumnElement[bool], ...]:
+def trainable_of(claim: Claim, policy: str) -> tuple[ColumnElement[bool], ...]:
     """Conditions on trajectories: they belong to the policy and may be trained on."""
     allowed = (t.split == "train", t.no_train.is_(False), not_superseded(t.why_not_trained))
     return (t.project == claim.project, t.policy == policy, *allowed)

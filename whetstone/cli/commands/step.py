@@ -69,10 +69,16 @@ def step(
         str | None,
         typer.Option("--distill", help="A step that learns from a teacher of the settings: it scores own answers"),
     ] = None,
+    prefer: Annotated[
+        str | None,
+        typer.Option("--prefer", help="A step on pairs of answers of another policy, an imported log's for example"),
+    ] = None,
     min_reward: Annotated[
         float | None, typer.Option("--min-reward", help="Least reward of an answer to imitate")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most answers to learn from [64]")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Most answers, or pairs, to learn from [64]")
+    ] = None,
     data: DataOption = None,
     config: ConfigOption = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Request it and do not wait")] = False,
@@ -92,12 +98,13 @@ def step(
         whetstone step --imitate best --min-reward 1
         whetstone step --hindsight comments
         whetstone step --distill large
+        whetstone step --prefer imported
         whetstone step --dry-run
     """
     settings = running_settings(data, config)
-    given = {"sft": imitate, "hindsight": hindsight, "distill": distill}
+    given = {"sft": imitate, "hindsight": hindsight, "distill": distill, "prefer": prefer}
     by_example = [(kind, source) for kind, source in given.items() if source is not None]
-    options = "--imitate, --hindsight, --distill"
+    options = "--imitate, --hindsight, --distill, --prefer"
     check(
         {
             f"--dry-run shows a step on rewards; leave out {options} and --no-wait": dry_run

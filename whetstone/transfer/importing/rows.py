@@ -141,7 +141,7 @@ def _find_trajectory(
     extends, or the completion elsewhere that a new trajectory continues; and the rule that matched."""
     entry = keyed.entry
     if not entry.is_call:
-        return f"imported-{keyed.key}", None, None, "new"
+        return own, None, None, "new"
     before = hashes.turns[: entry.answers[0]]
     history = next((one for one in lookup_keys(before) if one in chunk.heads), None)
     if history is None:

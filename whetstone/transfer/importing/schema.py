@@ -1,8 +1,9 @@
 """Parse and check a line of a log in OpenAI's format: its conversation and its reward.
 
-A line has one of two forms. A conversation, as in fine-tuning files: `{"messages": [..., assistant]}`; every answer in
-it is a turn, except those with `"weight": 0`. A served call, as gateways log them:
-`{"request": {...}, "response": {...}}`.
+A line has one of three forms. A conversation, as in fine-tuning files: `{"messages": [..., assistant]}`; every answer
+in it is a turn, except those with `"weight": 0`. A served call, as gateways log them:
+`{"request": {...}, "response": {...}}`. A preference, as TRL has them:
+`{"prompt": [...], "chosen": [..., assistant], "rejected": [..., assistant]}`.
 """
 
 import re
@@ -20,6 +21,8 @@ from whetstone.errors import WhetstoneError
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 NO_SAMPLING = ("model", "messages", "tools", "metadata", "user")
 """Fields of a request that are stored elsewhere."""
+PREFERENCE = {"chosen": 1.0, "rejected": 0.0}
+"""The sides of a preference, and the reward of each where the line has none."""
 MILLISECONDS = 1e11
 """A larger number of seconds is taken as milliseconds: it would be in the year 5138."""
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
@@ -64,7 +67,7 @@ class LogEntry:
     response_id: str | None = None
     choice: int = 0
     choices: int = 1
-    """Number of answers of the call."""
+    """Number of answers of the call, or of the two sides of a preference."""
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -73,7 +76,9 @@ class LogEntry:
 
 
 def read_line(line: bytes, reward_field: str = "reward", task: str | None = None) -> list[LogEntry]:
-    """Return a line's conversation, or one per answer of a call. `task`: the label of lines without one.
+    """Return a line's conversation, one per answer of a call, or the two of a preference, the better one first.
+
+    `task`: the label of lines without one.
 
     Raises:
         BadLine: it is not valid.
@@ -95,12 +100,41 @@ def _entries(row: Any, reward_field: str, task: str | None) -> list[LogEntry]:
     _require(isinstance(row, dict), "a line must be a JSON object")
     if "request" in row or "response" in row:
         return list(_call(row, reward_field, task))
-    _require("messages" in row, 'has neither "messages" nor "request" and "response"')
+    if "chosen" in row or "rejected" in row:
+        return _preference(row, task)
+    _require("messages" in row, 'has neither "messages" nor "request" and "response" nor "chosen" and "rejected"')
     messages = _messages(row["messages"], "messages")
-    answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and one.get("weight") != 0]
+    answers = _answers(messages, 0)
     _require(answers[-1:] == [len(messages) - 1], "the last message must be the assistant's")
-    plain = [{name: value for name, value in one.items() if name != "weight"} for one in messages]
-    return [LogEntry(plain, answers, _tools(row.get("tools")), _tags(row, {}, reward_field, task, None), {})]
+    tags = _tags(row, {}, reward_field, task, None)
+    return [LogEntry(_without_weights(messages), answers, _tools(row.get("tools")), tags, {})]
+
+
+def _preference(row: Mapping[str, Any], task: str | None) -> list[LogEntry]:
+    prompt = _messages(row.get("prompt"), "prompt")
+    entries = []
+    for place, (name, otherwise) in enumerate(PREFERENCE.items()):
+        messages = [*prompt, *_messages(row.get(name), name)]
+        answers = _answers(messages, len(prompt))
+        _require(answers[-1:] == [len(messages) - 1], f"the last message of {name} must be the assistant's")
+        tags = _tags(row, {}, f"{name}_reward", task, None)
+        tags = replace(tags, reward=otherwise if tags.reward is None else tags.reward)
+        entry = LogEntry(_without_weights(messages), answers, _tools(row.get("tools")), tags, {})
+        entries.append(replace(entry, choice=place, choices=len(PREFERENCE)))
+    better, worse = (entry.tags.reward or 0.0 for entry in entries)
+    _require(better > worse, f"chosen_reward {better:g} is not above rejected_reward {worse:g}")
+    return entries
+
+
+def _answers(messages: Sequence[Message], start: int) -> list[int]:
+    """Return the positions of the answers from `start` on that are turns."""
+    return [
+        at for at, one in enumerate(messages) if at >= start and one["role"] == "assistant" and one.get("weight") != 0
+    ]
+
+
+def _without_weights(messages: Sequence[Message]) -> list[Message]:
+    return [{name: value for name, value in one.items() if name != "weight"} for one in messages]
 
 
 def _call(row: Mapping[str, Any], reward_field: str, task: str | None) -> Iterator[LogEntry]:

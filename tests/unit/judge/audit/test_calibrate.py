@@ -117,26 +117,26 @@ def said(group, scores, *, judge="j", hashed="h", section=0, at=0, asked=True, p
 def test_scores_are_compared_within_their_groups():
     judgements = [said("g", {"a": 0.1, "b": 0.9}), said("h", {"a": 0.6, "b": 0.5, "c": 0.4})]
     references = by({"ga": 0, "gb": 1, "ha": 0, "hb": 0.5, "hc": 1})
-    (found,) = calibrations(judgements, references, [])
-    assert (found.judged, found.groups, len(found.points)) == (2, 2, 5)
-    assert found.whole.pairs == Pairs(alike=1, of=4, free=3)
-    assert found.whole.taus == (1.0, -1.0)
+    (one,) = calibrations(judgements, references, [])
+    assert (one.judged, one.groups, len(one.points)) == (2, 2, 5)
+    assert one.whole.pairs == Pairs(alike=1, of=4, free=3)
+    assert one.whole.taus == (1.0, -1.0)
     # Good from the median on, 0.5: 0.9, 0.5 and 0.4 against 0.1 and 0.6.
-    assert (found.threshold, found.good, found.auc) == (0.5, 3, pytest.approx(4 / 6))
-    (found,) = calibrations(judgements, references, [], threshold=1.0)
-    assert (found.good, found.auc) == (2, pytest.approx((3 + 1) / 6))
+    assert (one.threshold, one.good, one.auc) == (0.5, 3, pytest.approx(4 / 6))
+    (one,) = calibrations(judgements, references, [], threshold=1.0)
+    assert (one.good, one.auc) == (2, pytest.approx((3 + 1) / 6))
 
 
 def test_an_attempts_score_is_the_median_of_the_judges_judgements():
     judgements = [said("g", {"a": one, "b": 0.5}, at=at) for at, one in enumerate((0.1, 0.8, 0.9))]
-    (found,) = calibrations(judgements, by({"ga": 0, "gb": 1}), [])
-    assert found.points == ((0, 0.8), (1, 0.5))
+    (one,) = calibrations(judgements, by({"ga": 0, "gb": 1}), [])
+    assert one.points == ((0, 0.8), (1, 0.5))
 
 
 def test_overlapping_sections_are_laid_over_one_another():
     judgements = [said("g", {"a": 0.2, "b": 0.4}), said("g", {"b": 0.1, "c": 0.3}, section=1)]
-    (found,) = calibrations(judgements, by({"ga": 0, "gb": 1, "gc": 2}), [])
-    assert found.whole.taus == (1.0,)
+    (one,) = calibrations(judgements, by({"ga": 0, "gb": 1, "gc": 2}), [])
+    assert one.whole.taus == (1.0,)
 
 
 def test_sections_that_nothing_links_are_not_compared():
@@ -145,19 +145,19 @@ def test_sections_that_nothing_links_are_not_compared():
         said("g", {"x": 0.1, "y": 0.3}, section=2),
         said("g", {"x": 0.1, "y": 0.3}, section=2),
     ]
-    (found,) = calibrations(judgements, by({"ga": 0, "gb": 1, "gc": 2, "gx": 3, "gy": 4}), [])
-    assert found.points == ((0, 0.2), (1, 0.4), (2, 0.6))
+    (one,) = calibrations(judgements, by({"ga": 0, "gb": 1, "gc": 2, "gx": 3, "gy": 4}), [])
+    assert one.points == ((0, 0.2), (1, 0.4), (2, 0.6))
 
 
 def test_of_a_group_that_was_judged_again_the_last_attempts_count():
     judgements = [said("g", {"a": 1.0, "b": 0.0}, at=1), said("g", {"a": 0.0, "b": 1.0}, hashed="i", at=2)]
-    (found,) = calibrations(reversed(judgements), by({"ga": 0, "gb": 1}), [])
-    assert found.whole.taus == (1.0,)
+    (one,) = calibrations(reversed(judgements), by({"ga": 0, "gb": 1}), [])
+    assert one.whole.taus == (1.0,)
 
 
 def test_groups_with_fewer_than_two_references_are_left_out():
-    (found,) = calibrations([said("g", {"a": 0.1, "b": 0.9})], by({"ga": 0, "x": 1}), [])
-    assert (found.judged, found.groups, found.points, found.auc) == (1, 0, (), None)
+    (one,) = calibrations([said("g", {"a": 0.1, "b": 0.9})], by({"ga": 0, "x": 1}), [])
+    assert (one.judged, one.groups, one.points, one.auc) == (1, 0, (), None)
 
 
 def test_attempts_alike_are_one_for_the_judge_and_two_for_the_reference():
@@ -166,36 +166,36 @@ def test_attempts_alike_are_one_for_the_judge_and_two_for_the_reference():
     judgement = StoredJudgement(
         *(getattr(judgement, name) for name in StoredJudgement.__slots__[:-1]), {**judgement.scores, **twin}
     )
-    (found,) = calibrations([judgement], by({"ga": 0, "gb": 1, "gc": 0}), [])
-    assert len(found.points) == 3
-    assert [place for place, _ in found.placed] == [-0.5, 0.5]
+    (one,) = calibrations([judgement], by({"ga": 0, "gb": 1, "gc": 0}), [])
+    assert len(one.points) == 3
+    assert [place for place, _ in one.placed] == [-0.5, 0.5]
 
 
 def test_parts_are_compared_with_the_references_parts_or_else_its_reward():
     parts = {"a": {"right": 0.9, "brief": 0.1}, "b": {"right": 0.1, "brief": 0.9}}
     judgements = [said("g", {"a": 0.5, "b": 0.5}, parts=parts)]
     references = {"ga": Reference(0, {"right": 1}), "gb": Reference(1, {"right": 0})}
-    (found,) = calibrations(judgements, references, [])
-    assert {name: part.taus for name, part in found.parts.items()} == {"right": (1.0,), "brief": (1.0,)}
+    (one,) = calibrations(judgements, references, [])
+    assert {name: part.taus for name, part in one.parts.items()} == {"right": (1.0,), "brief": (1.0,)}
 
 
 def test_answers_used_again_cost_nothing_and_are_no_second_opinion():
     judgements = [said("g", {"a": 0.1, "b": 0.9}, cost=0.02), said("h", {"a": 0.1, "b": 0.9}, asked=False)]
-    (found,) = calibrations(judgements, by({"ga": 0, "gb": 1, "ha": 0, "hb": 1}), [])
-    assert (found.groups, found.tokens_per_group, found.usd_per_group) == (2, 100, 0.02)
-    assert len(found.placed) == 2
+    (one,) = calibrations(judgements, by({"ga": 0, "gb": 1, "ha": 0, "hb": 1}), [])
+    assert (one.groups, one.tokens_per_group, one.usd_per_group) == (2, 100, 0.02)
+    assert len(one.placed) == 2
 
 
 def test_an_unknown_price_is_not_nothing():
-    (found,) = calibrations([said("g", {"a": 0.1, "b": 0.9}, cost=None)], {}, [])
-    assert (found.tokens_per_group, found.usd_per_group) == (100, None)
+    (one,) = calibrations([said("g", {"a": 0.1, "b": 0.9}, cost=None)], {}, [])
+    assert (one.tokens_per_group, one.usd_per_group) == (100, None)
 
 
 def test_judges_are_told_apart_and_have_the_refusals_of_their_days():
     judgements = [said("g", {"a": 0.1, "b": 0.9}), said("g", {"a": 0.1, "b": 0.9}, judge="k")]
     days = [Day("p", day, "j", 10, 1, 0, 0, 0.0) for day in ("1", "2")] + [Day("q", "1", "k", 5, 5, 0, 0, 0.0)]
-    found = calibrations(judgements, {}, days)
-    assert [(one.judge, one.calls, one.refused) for one in found] == [("j", 20, 2), ("k", 0, 0)]
+    both = calibrations(judgements, {}, days)
+    assert [(one.judge, one.calls, one.refused) for one in both] == [("j", 20, 2), ("k", 0, 0)]
 
 
 def test_the_last_word_of_an_app_counts_whether_it_was_in_time_or_not(bench):
@@ -250,8 +250,8 @@ def test_a_judge_that_agrees_is_trusted(bench, run, tmp_path):
 @pytest.mark.parametrize(("agree", "word"), [(0.5, "within noise"), (0.0, "do not trust it"), (0.8, "trust")])
 def test_what_agreement_means_is_said_in_a_word(bench, agree, word):
     bench.many(agree=agree)
-    (found,) = calibrations(bench.said(), bench.references(), [])
-    assert told.verdicts(found)[0].split(": ")[1].startswith(word)
+    (one,) = calibrations(bench.said(), bench.references(), [])
+    assert told.verdicts(one)[0].split(": ")[1].startswith(word)
 
 
 def test_fewer_than_twenty_pairs_are_no_number(bench, run):
@@ -272,8 +272,8 @@ def test_a_judge_that_favours_a_place_or_differs_from_itself_is_said_to(bench):
             bench.judged(
                 f"g{one:02d}", *(0.5 + 0.1 * place for place in positions), positions=positions, members=not again
             )
-    (found,) = calibrations(bench.said(), {}, [])
-    favours, differs = told.verdicts(found)[1:]
+    (one,) = calibrations(bench.said(), {}, [])
+    favours, differs = told.verdicts(one)[1:]
     assert favours.startswith("It favours what it is shown last, by 0.30.")
     assert differs.startswith("Two of its judgements differ by 0.1")
 

@@ -382,3 +382,33 @@ def test_a_demonstration_tells_which_step_learned_it_and_a_reward_beside_one_doe
     assert asking.claim().number == 2 and only in {
         row.source_id for row in asking.rows(schema.examples) if row.step == 2
     }
+
+
+# --- pairs
+
+
+def test_a_pair_is_the_best_and_the_worst_of_a_group_or_of_a_prompt(asking: Asking, seed: Any) -> None:
+    t = schema.trajectories.c
+    rewards = {"a": 1.0, "b": 0.5, "c": 0.0, "d": 0.2, "e": 0.9, "f": 1.0, "lone": 1.0, "barred": 9.0}
+    for name, reward in rewards.items():
+        seed.trajectory(name, policy="teacher", state="excluded")
+        asking.write(schema.completions, schema.completions.c.trajectory_id == name, policy="teacher")
+        group = None if name in ("d", "e", "lone") else "h" if name == "f" else "g"
+        asking.write(
+            schema.trajectories,
+            t.id == name,
+            group_id=group,
+            prompt_hash=None if name == "lone" else "p",
+            reward=reward,
+            no_train=name == "barred",
+        )
+    wanted = {"kind": "prefer", "from": "teacher", "min_reward": None, "limit": 5}
+    asking.write(schema.policies, schema.policies.c.id == "starter", step_asked=wanted, step_asked_at=datetime.now(UTC))
+    claim = asking.store.claim("starter", RULES)
+    assert claim is not None and claim.wanted is not None
+    asking.store.take_pairs(claim, claim.wanted)
+    assert asking.store.pairs(claim) == [("a", "c"), ("e", "d")]
+    sources = {example.source_id for example in asking.store.examples(claim)}
+    assert sources == {f"{name}-0/prefer" for name in "aced"}
+    asking.write(schema.trajectories, t.id == "e", reward=None)
+    assert asking.store.pairs(claim) == [("a", "c")]

@@ -154,15 +154,15 @@ def test_what_is_counted(seed: Seed, engine: Engine) -> None:
     seed.completion("open", 0, why_not_trained="greedy", tools=[tool, {"name": "look", "input_schema": {}}, 7])
     seed.completion("decided", 0, constraints={"top_p": 0.9, "grammar": "tools"})
     seed.completion("decided", 1, constraints={"top_p": 0.9})
-    found = seen(engine, "default", "starter", max_row_tokens=7)
-    assert (found.trajectories, found.grouped, found.ended, found.rewarded) == (8, 4, 7, 5)
-    assert (found.stale, found.trained) == (1, 1)
-    assert (found.too_long, found.longest) == (4, 8)
-    assert sorted(found.base_rewards) == sorted(found.live_rewards) == [0, 0, 1, 1]
-    assert (found.groups, found.uniform) == (2, 1)
-    assert (found.completions, found.lacking) == (13, (("greedy", 1),))
-    assert (found.constrained, found.grammars) == (1, (("tools", 1),))
-    assert found.tools == ("look", "send_mail")
+    log_facts = seen(engine, "default", "starter", max_row_tokens=7)
+    assert (log_facts.trajectories, log_facts.grouped, log_facts.ended, log_facts.rewarded) == (8, 4, 7, 5)
+    assert (log_facts.stale, log_facts.trained) == (1, 1)
+    assert (log_facts.too_long, log_facts.longest) == (4, 8)
+    assert sorted(log_facts.base_rewards) == sorted(log_facts.live_rewards) == [0, 0, 1, 1]
+    assert (log_facts.groups, log_facts.uniform) == (2, 1)
+    assert (log_facts.completions, log_facts.lacking) == (13, (("greedy", 1),))
+    assert (log_facts.constrained, log_facts.grammars) == (1, (("tools", 1),))
+    assert log_facts.tools == ("look", "send_mail")
 
 
 def test_another_policy_and_another_project_count_for_nothing(seed: Seed, engine: Engine) -> None:
@@ -177,10 +177,10 @@ def test_only_the_newest_are_looked_at(seed: Seed, engine: Engine, monkeypatch: 
     for number in range(5):
         at = NOW + timedelta(minutes=number)
         seed.trajectory(f"t{number}", state="rewarded", reward=float(number), created_at=at, turns=0)
-    found = seen(engine, "default", "starter", 8192)
-    assert (found.trajectories, found.rewarded) == (3, 3)
-    assert found.base_rewards == (0, 1, 2), "what came before training"
-    assert found.live_rewards == (4, 3, 2)
+    log_facts = seen(engine, "default", "starter", 8192)
+    assert (log_facts.trajectories, log_facts.rewarded) == (3, 3)
+    assert log_facts.base_rewards == (0, 1, 2), "what came before training"
+    assert log_facts.live_rewards == (4, 3, 2)
 
 
 def doctor(data: Path, *arguments: str) -> Result:

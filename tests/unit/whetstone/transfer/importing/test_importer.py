@@ -251,6 +251,39 @@ def test_choices_of_a_call_are_siblings_in_one_group(engine: Engine, imported: I
     assert imported(line).counted["there"] == 2
 
 
+def test_a_preference_is_two_conversations_in_one_group(engine: Engine, imported: Importing) -> None:
+    more = [ANSWER, {"role": "user", "content": "and"}, {"role": "assistant", "content": "bye"}]
+    rejected = [{"role": "assistant", "content": "no"}]
+    line = {"prompt": [USER], "chosen": more, "rejected": rejected, "task": "x"}
+    scored = line | {"chosen_reward": 0.75, "rejected_reward": 0.25, "group_id": "g"}
+    for _ in range(2):  # the same file twice is imported once
+        imported(line, scored)
+    stored = sorted(rows(engine, schema.trajectories), key=lambda row: -row.reward)
+    assert [(row.reward, row.completions, row.task) for row in stored] == [
+        (1.0, 2, "x"), (0.75, 2, "x"), (0.25, 1, "x"), (0.0, 1, "x"),
+    ]  # fmt: skip
+    better, scored_better, scored_worse, worse = stored
+    assert better.group_id == worse.group_id == f"{better.id}.choices"
+    assert scored_better.group_id == scored_worse.group_id == "g"
+    of_pair = [texts for trajectory_id, texts in told(engine) if trajectory_id in (better.id, worse.id)]
+    assert sorted(of_pair, key=len) == [["hi", "hello"], ["hi", "no"], ["hi", "hello", "and", "bye"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rejected": None}, "rejected must be a list of messages"),
+        ({"prompt": "hi"}, "prompt must be a list of messages"),
+        ({"chosen": [USER]}, "the last message of chosen must be the assistant's"),
+        ({"chosen_reward": -1}, "chosen_reward -1 is not above rejected_reward 0"),
+    ],
+)
+def test_half_a_preference_says_what_is_missing(change: Row, why: str) -> None:
+    line = {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER]} | change
+    with pytest.raises(BadLine, match=why):
+        read_line(json.dumps(line).encode())
+
+
 def test_groups_tell_what_their_members_were_worth(engine: Engine, imported: Importing) -> None:
     lines = [{"messages": [USER, ANSWER], "group_id": "g", "reward": reward} for reward in (0, 1, None)]
     imported(*lines)
