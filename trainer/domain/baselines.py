@@ -4,6 +4,9 @@ REINFORCE with a baseline (R. J. Williams, Machine Learning 8, 1992): A = r - b.
 trajectory leaves the gradient's expectation unchanged, and the nearer b is to the expected reward, the smaller the
 variance. So b is the mean of the earlier rewards and of the other rewards of the step, never of the trajectory's own.
 Without history this is RLOO's leave-one-out mean (arXiv 2402.14740).
+
+A baseline may also know what earlier answers to the same prompt got, which counts less the farther the policy has moved
+since. Both ideas are those of SPO (arXiv 2509.13232).
 """
 
 import math
@@ -56,6 +59,25 @@ NOTHING = Mean(0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
+class PromptMean:
+    """What earlier steps know of a prompt: the mean of its rewards, and how many rewards it counts for."""
+
+    mean: float
+    weight: float
+
+
+UNKNOWN = PromptMean(0.0, 0.0)
+
+
+def remembered(moved: float, half_life: float) -> float:
+    """Return how much a reward counts after the policy has moved this far: 2^(-moved / half_life).
+
+    `moved`, `half_life`: KL, nats a token.
+    """
+    return float(2.0 ** (-moved / half_life))
+
+
+@dataclass(frozen=True, slots=True)
 class BaselineComparison:
     """The baselines of a step's singles, and the updated means."""
 
@@ -65,12 +87,17 @@ class BaselineComparison:
     """The running means with the step's rewards added."""
 
 
-def compare(singles: Sequence[CandidateMember], known: Mapping[Key, Mean]) -> BaselineComparison:
+def compare(
+    singles: Sequence[CandidateMember], known: Mapping[Key, Mean], prompts: Mapping[str, PromptMean] | None = None
+) -> BaselineComparison:
     """Compute each single's baseline, and the means after the step. `known` are the means before the step.
 
     b = m_task + (m_user - m_task) · n / (n + SHRINKAGE), where n is the number of rewards that m_user counts for. Both
     means exclude the single's own reward. So a thumb up from a harsh user weighs more than one from a kind user, once
     both users have a history.
+
+    With `prompts`, what earlier steps know by hash of the prompt, b is then moved towards the mean of the prompt in the
+    same way: b + (m_prompt - b) · n / (n + SHRINKAGE). m_prompt is over those rewards and over the others of the step.
     """
     rewards: defaultdict[Key, list[float]] = defaultdict(list)
     for single in singles:
@@ -95,7 +122,27 @@ def compare(singles: Sequence[CandidateMember], known: Mapping[Key, Mean]) -> Ba
             apart = without(user[0], _bounded(single.reward)) - baseline
             baseline += apart * known_of_user / (known_of_user + SHRINKAGE)
         baselines[single.trajectory_id] = baseline
+    if prompts is not None:
+        _move_to_prompts(baselines, singles, prompts)
     return BaselineComparison(baselines, means)
+
+
+def _move_to_prompts(
+    baselines: dict[str, float], singles: Sequence[CandidateMember], prompts: Mapping[str, PromptMean]
+) -> None:
+    of_prompt: defaultdict[str, list[CandidateMember]] = defaultdict(list)
+    for single in singles:
+        if single.prompt:
+            of_prompt[single.prompt].append(single)
+    for prompt, among in of_prompt.items():
+        before = prompts.get(prompt, UNKNOWN)
+        total = math.fsum(_bounded(single.reward) for single in among)
+        weight = before.weight + len(among) - 1
+        for single in among:
+            if weight and single.trajectory_id in baselines:
+                mean = (before.mean * before.weight + total - _bounded(single.reward)) / weight
+                baseline = baselines[single.trajectory_id]
+                baselines[single.trajectory_id] += (mean - baseline) * weight / (weight + SHRINKAGE)
 
 
 def _keys(single: CandidateMember) -> list[Key]:

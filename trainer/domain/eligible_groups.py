@@ -33,6 +33,8 @@ class CandidateMember:
     """The app's label; empty without one."""
     end_user: str = ""
     """The end user it was for; empty if unknown."""
+    prompt: str = ""
+    """Hash of its first prompt; empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Candidate:
 
     @staticmethod
     def grouped(
-        rows: Iterable[tuple[str, datetime, str | None, str, float, int, int, int, str, str]],
+        rows: Iterable[tuple[str, datetime, str | None, str, float, int, int, int, str, str, str]],
     ) -> "list[Candidate]":
         """Build groups from rows of group id, closed_at, compared_with, and CandidateMember's fields, in order."""
         return [

@@ -6,14 +6,14 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from trainer.domain.baselines import compare
 from trainer.domain.claims import Member
 from trainer.domain.eligible_groups import Standing
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Row
 from trainer.domain.triggers import choose
 from trainer.step.rewarded import rewarded
-from trainer.store.eligible_groups import policy_names, read_candidates, read_lineage, read_means, read_standing
+from trainer.store.baselines import read_comparison
+from trainer.store.eligible_groups import policy_names, read_candidates, read_lineage, read_standing
 from trainer.store.members import read_candidate_members
 from whetstone.config.settings import SettingsError
 from whetstone.config.trainer import TrainerSettings
@@ -77,8 +77,8 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
     if why_not_due is not None:
         choice = choose(candidates, lineage, now, settings, by_hand=True)
     singles = [member for group in choice.taken if group.alone for member in group.members]
-    baselines = compare(singles, read_means(connection, project, policy, singles)).baselines
-    members = read_candidate_members(connection, project, policy, choice.taken, baselines)
+    _, compared = read_comparison(connection, project, policy, singles, settings)
+    members = read_candidate_members(connection, project, policy, choice.taken, compared.baselines)
     taught = rewarded(settings.objective, members, settings)
     return DryRun(
         policy=policy,

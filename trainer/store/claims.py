@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from migrations import schema
-from trainer.domain.baselines import compare
 from trainer.domain.claims import Claim
 from trainer.domain.examples.sft_examples import ExampleSelection
 from trainer.domain.triggers import Choice, choose, last_fired
-from trainer.store.eligible_groups import lock_candidates, read_candidates, read_lineage, read_means, unfinished_step
+from trainer.store.baselines import read_comparison
+from trainer.store.eligible_groups import lock_candidates, read_candidates, read_lineage, unfinished_step
 from trainer.store.step_ends import discard, end_step
 from whetstone.config.trainer import BY_EXAMPLE, Kind, TrainerSettings
 from whetstone.registry.versions import lock, reject
@@ -236,8 +236,7 @@ class Claims:
     def _baselines(self, policy: str, choice: Choice) -> Mapping[str, float]:
         """Return each single's baseline by id, and store the running means with the step's rewards added."""
         singles = [member for group in choice.claimed if group.alone for member in group.members]
-        known = read_means(self._connection, self._project, policy, singles)
-        compared = compare(singles, known)
+        known, compared = read_comparison(self._connection, self._project, policy, singles, self._settings)
         b = schema.baselines.c
         for (task, end_user), mean in compared.means.items():
             key = {"project": self._project, "policy": policy, "task": task, "end_user": end_user}

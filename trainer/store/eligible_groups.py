@@ -1,14 +1,12 @@
-"""Read from SQL what a step may take: scored groups, the lineage, running means. Writes nothing."""
+"""Read from SQL what a step may take: scored groups, the lineage. Writes nothing."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
 from migrations import schema
-from trainer.domain.baselines import Key, Mean
-from trainer.domain.eligible_groups import Candidate, CandidateMember, Standing
+from trainer.domain.eligible_groups import Candidate, Standing
 from trainer.store.step_ends import UNFINISHED
 from whetstone.domain.lineage import lineage
 
@@ -34,7 +32,7 @@ def read_candidates(
             _g.id, _g.closed_at, _g.compared_with, _t.id, _t.reward, _t.first_version, _t.last_version,
             _t.sampled_tokens,
         )
-        .add_columns(func.coalesce(_t.task, ""), func.coalesce(_t.end_user, ""))
+        .add_columns(func.coalesce(_t.task, ""), func.coalesce(_t.end_user, ""), func.coalesce(_t.prompt_hash, ""))
         .join(schema.trajectories, and_(_t.project == _g.project, _t.group_id == _g.id))
         .where(*_scored(project, policy, closed_before))
         .where(_t.state == "rewarded", _t.split == "train", _t.no_train.is_(False), _t.reward.is_not(None))
@@ -48,20 +46,6 @@ def read_lineage(connection: Connection, project: str, policy: str, live: int) -
     v = schema.policy_versions.c
     query = select(v.version, v.parent).where(v.project == project, v.policy == policy)
     return lineage(live, {row.version: row.parent for row in connection.execute(query)})
-
-
-def read_means(
-    connection: Connection, project: str, policy: str, singles: Sequence[CandidateMember]
-) -> dict[Key, Mean]:
-    """Return the running means of these trajectories' tasks and users, where there are any."""
-    b = schema.baselines.c
-    query = (
-        select(b.task, b.end_user, b.mean, b.count)
-        .where(b.project == project, b.policy == policy)
-        .where(b.task.in_({single.task for single in singles}))
-        .where(b.end_user.in_({"", *(single.end_user for single in singles)}))
-    )
-    return {(task, user): Mean(mean, count) for task, user, mean, count in connection.execute(query)}
 
 
 def read_standing(connection: Connection, project: str, policy: str) -> Standing | None:

@@ -90,6 +90,12 @@ class TrainerSettings(Section):
     baseline: BaselineName = "group"
     """What rewards are compared with: those of the same group (`group`), or, where several trajectories met the same
     prompt, those of all that did (`state`); docs/training.md has the formula."""
+    single_baseline: Literal["task", "prompt"] = "task"
+    """What the reward of a single is compared with: rewards of its task and user (`task`), or besides, where its very
+    prompt was answered before, the rewards of that (`prompt`). For apps that ask the same prompts again and again."""
+    prompt_half_life: float = Field(0.1, gt=0)
+    """A reward of the same prompt counts half after the policy has moved this far, in nats a token; added up are the
+    probes' `parent_kl`."""
     preference_beta: float = Field(0.1, gt=0)
     """kto and dpo: how much a trajectory's log ratio to the reference counts; larger stays nearer to the reference."""
     reference_version: int = Field(0, ge=0)
