@@ -12,6 +12,9 @@ from trainer.store.baselines import read_comparison, read_prompt_means
 from whetstone.config.trainer import TrainerSettings
 
 
+approx: Any = pytest.approx
+
+
 def ended(seed: Any, number: int, state: str, parent_kl: float | None, rewards: dict[str, list[float]]) -> None:
     """A step that is over, with the rewards that it took by hash of the prompt."""
     version = number if state in ("promoted", "rejected") else None
@@ -51,8 +54,8 @@ def test_rewards_of_a_prompt_count_less_with_each_promoted_step_since(engine: En
     recent, old = 2**-0.5, 2**-1.5
     weight = 3 * recent + 2 * old
     assert means == {
-        "p": PromptMean(pytest.approx((recent + 2 * old) / weight), pytest.approx(weight)),
-        "q": PromptMean(pytest.approx(0.5), pytest.approx(old)),
+        "p": PromptMean(approx((recent + 2 * old) / weight), approx(weight)),
+        "q": PromptMean(approx(0.5), approx(old)),
     }
 
 
@@ -60,7 +63,7 @@ def test_a_step_without_a_measured_distance_counts_as_one_half_life(engine: Engi
     ended(seed, 1, "promoted", None, {"p": [1.0]})
     with engine.connect() as connection:
         means = read_prompt_means(connection, "default", "starter", [single("a", 0.0, "p")], half_life=0.3)
-    assert means == {"p": PromptMean(1.0, pytest.approx(0.5))}
+    assert means == {"p": PromptMean(1.0, approx(0.5))}
 
 
 def test_prompts_count_only_where_the_settings_want_it(engine: Engine, seed: Any) -> None:
@@ -74,4 +77,4 @@ def test_prompts_count_only_where_the_settings_want_it(engine: Engine, seed: Any
             for wanted in ("task", "prompt")
         }  # fmt: skip
     assert baselines["task"] == {"a": 0.0, "b": 0.0}
-    assert baselines["prompt"] == {"a": pytest.approx(0.5), "b": 0.0}
+    assert baselines["prompt"] == {"a": approx(0.5), "b": 0.0}
