@@ -430,7 +430,7 @@ judgements = Table(
     Column(
         "scores",
         Json,
-        comment="J: {trajectory_id: {score, explanation, parts, position, attempt}}; position as shown, from 0",
+        comment="J: {trajectory_id: {score, explanation, parts, position, attempt, turns}}; position as shown, from 0",
     ),
     Column("calls", Integer, nullable=False, comment="J: answers asked for"),
     Column("refusals", Integer, nullable=False, comment="J: answers of `judge` that were refused"),

@@ -19,6 +19,8 @@ from judge.decisions.model import Turn
 DIGEST_BYTES = 16
 NOTE = "note"
 """Key of the lines that we add; no message has it at its top level."""
+ANSWER_NUMBER = "answer_number"
+"""Key of the number of an answer, from 1, where answers are scored one by one; neither has a message this one."""
 
 _NEW_PROMPT = "the app began a new prompt"
 _TOO_DEEP = "what stood here is nested too deeply to be shown"
@@ -52,16 +54,19 @@ class Conversation:
     """One JSON object for each message, role first; `{"note": …}` is ours. No line breaks."""
     digest: bytes
     """blake2b of tools and lines, 16 bytes: equal for attempts that look the same to a judge."""
+    answers: int = 0
+    """How many answers have a number."""
 
 
-def conversation(trajectory_id: str, turns: Sequence[Turn]) -> Conversation:
-    """Return the turns as one conversation.
+def conversation(trajectory_id: str, turns: Sequence[Turn], *, by_turn: bool = False) -> Conversation:
+    """Return the turns as one conversation. `by_turn`: number its answers.
 
     A turn that does not extend the previous one begins with a note. Those of its messages that already stand at the
     start of the conversation are left out. Tool calls are numbered `call-1`, `call-2`, … in each prompt.
     """
     lines: list[str] = []
     tools = None
+    answers = 0
     reader = _Reader()
     for turn in turns:
         restarts = bool(lines) and not turn.extends
@@ -72,13 +77,13 @@ def conversation(trajectory_id: str, turns: Sequence[Turn]) -> Conversation:
             added = [to_json({NOTE: _NEW_PROMPT}), *added[_equal(lines, added) :]]
         lines += added
         if turn.response is not None or turn.response_text is not None:
-            lines.append(reader.line(_answer(turn)))
+            answers += 1
+            lines.append(reader.line(_answer(turn), answers if by_turn else None))
         tools = tools if turn.tools is None else turn.tools
     tools_line = _line(_plain, tools) if tools else None
     looks = "\n".join([tools_line or "", *lines]).encode("utf-8", "surrogatepass")
-    return Conversation(
-        trajectory_id, tools_line, tuple(lines), hashlib.blake2b(looks, digest_size=DIGEST_BYTES).digest()
-    )
+    digest = hashlib.blake2b(looks, digest_size=DIGEST_BYTES).digest()
+    return Conversation(trajectory_id, tools_line, tuple(lines), digest, answers if by_turn else 0)
 
 
 def shared(conversations: Sequence[Conversation]) -> int:
@@ -93,12 +98,14 @@ class _Reader:
     def __init__(self) -> None:
         self._calls: dict[str, str] = {}
 
-    def line(self, message: Any) -> str:
-        return _line(self._message, message)
+    def line(self, message: Any, number: int | None = None) -> str:
+        line = _line(self._message, message)
+        # Before the message's own fields, so that it is not cut off with a long text.
+        return line if number is None else f'{{"{ANSWER_NUMBER}":{number},{line[1:]}'
 
     def _message(self, message: Any) -> dict[str, Any]:
-        # A message that contains our own field name must not look like a line of ours.
-        if not isinstance(message, dict) or NOTE in message:
+        # A message that contains a field name of ours must not look like a line of ours.
+        if not isinstance(message, dict) or NOTE in message or ANSWER_NUMBER in message:
             return {"message": _plain(message)}
         fields = {key: value for key, value in message.items() if key != "id" or not _is_id(value)}
         if not fields.get("content", True):

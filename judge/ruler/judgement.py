@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from judge.ruler.conversation import Conversation
 from judge.ruler.errors import CallFailed, JudgeUnavailable, TooLarge
 from judge.ruler.lease import LOOK_AGAIN_S, GroupLease, Waits
 from judge.ruler.llm import ask, priced
@@ -173,7 +174,7 @@ class JudgementTask:
         self._judges.answers(self._judge, self._lease.tables.now())
         spent = store_ruler.Spent(answer.prompt_tokens or 0, answer.completion_tokens or 0, answer.cost_usd)
         try:
-            scored = read(answer.text, prompt.ids, self._about.parts)
+            scored = read(answer.text, prompt.ids, self._about.parts, self._answers)
         except NotAnswered as error:
             await self._not_answered("it was cut off at its longest" if answer.cut_off else str(error), spent)
             return None
@@ -188,9 +189,19 @@ class JudgementTask:
 
     def _prompt(self, settings: JudgeSettings) -> Prompt:
         room = (settings.context_tokens - settings.max_output_tokens) * CHARS_PER_TOKEN
-        attempts = [self._about.attempts[one] for one in self._about.sections[self._slot.section]]
         most_chars = min(room, self._most_chars or room)
-        return build(attempts, self._about.rubric, self._about.parts, self._judges.rng, most_chars, self._refused)
+        about, rng = self._about, self._judges.rng
+        return build(self._attempts, about.rubric, about.parts, rng, most_chars, self._refused, by_turn=about.by_turn)
+
+    @property
+    def _attempts(self) -> list[Conversation]:
+        """The attempts of its section."""
+        return [self._about.attempts[one] for one in self._about.sections[self._slot.section]]
+
+    @property
+    def _answers(self) -> list[int] | None:
+        """How many answers each of them has, where they are scored one by one."""
+        return [one.answers for one in self._attempts] if self._about.by_turn else None
 
     async def _unanswered(self, error: CallFailed, prompt: Prompt) -> None:
         why, wait_s = f"{self._judge}: {error}", None

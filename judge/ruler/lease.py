@@ -124,7 +124,10 @@ def read_group(
         raise Waits(FUNCTIONS_FIRST, SOON_S)
     failed = {one.id for one in members if one.reward_source == "failure" and one.broken_off}
     ranked = [one for one in members if one.id not in failed and not vetoed(one.code_parts or {}, learning)]
-    conversations = [conversation(one.id, store_ruler.turns(connection, group.project, one.id)) for one in ranked]
+    conversations = [
+        conversation(one.id, store_ruler.turns(connection, group.project, one.id), by_turn=learning.ruler.by_turn)
+        for one in ranked
+    ]
     about = None
     if any(one.lines for one in conversations):
         task = next((one.task for one in ranked if one.task is not None), None)

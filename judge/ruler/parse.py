@@ -34,13 +34,18 @@ class AttemptScore:
     explanation: str
     parts: dict[str, float] | None
     """0 to 1 each; None where the judge gives one score."""
+    turns: tuple[float, ...] | None = None
+    """0 to 1 for each answer of the attempt; None where answers are not scored one by one."""
 
 
-def read(text: str, ids: Sequence[str], parts: Mapping[str, float]) -> list[AttemptScore]:
+def read(
+    text: str, ids: Sequence[str], parts: Mapping[str, float], answers: Sequence[int] | None = None
+) -> list[AttemptScore]:
     """Return the scores in `text`, in the order of `ids`.
 
     `text` is the requested JSON object, alone or in one ```json fence. `parts`: weights above 0 by name; where there
-    are any, an attempt's score is Σ weight · part / Σ weight. Other fields are ignored.
+    are any, an attempt's score is Σ weight · part / Σ weight. `answers`: how many answers each attempt has, where they
+    are scored one by one. Other fields are ignored.
 
     Raises:
         NotAnswered: it is anything else, or does not score each id exactly once by numbers from 0 to 1.
@@ -48,7 +53,8 @@ def read(text: str, ids: Sequence[str], parts: Mapping[str, float]) -> list[Atte
     answer = _parsed(text)
     if not isinstance(answer, dict) or not isinstance(answer.get("scores"), list):
         raise NotAnswered('the answer is no object with a list "scores"')
-    scored = [_scored(item, ids, parts) for item in answer["scores"]]
+    counts = None if answers is None else dict(zip(ids, answers, strict=True))
+    scored = [_scored(item, ids, parts, counts) for item in answer["scores"]]
     if twice := [one for one, times in Counter(one for one, _ in scored).items() if times > 1]:
         raise NotAnswered(f"more than one score for {', '.join(twice)}")
     by_id = dict(scored)
@@ -81,7 +87,9 @@ def _no_number(name: str) -> float:
     raise NotAnswered(f"{name} is no number from 0 to 1")
 
 
-def _scored(item: Any, ids: Sequence[str], weights: Mapping[str, float]) -> tuple[str, AttemptScore]:
+def _scored(
+    item: Any, ids: Sequence[str], weights: Mapping[str, float], answers: Mapping[str, int] | None
+) -> tuple[str, AttemptScore]:
     """Return the attempt's id and score."""
     if not isinstance(item, dict):
         raise NotAnswered('an item of "scores" is no object')
@@ -95,8 +103,9 @@ def _scored(item: Any, ids: Sequence[str], weights: Mapping[str, float]) -> tupl
         raise NotAnswered(f"{attempt} has no explanation")
     # No database stores a lone surrogate, and PostgreSQL stores no NUL.
     stored = explanation[:EXPLANATION_CHARS].encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+    turns = None if answers is None else _turns(item, attempt, answers[attempt])
     if not weights:
-        return attempt, AttemptScore(_number(item, "score", attempt), stored, None)
+        return attempt, AttemptScore(_number(item, "score", attempt), stored, None, turns)
     values = item.get("parts")
     if not isinstance(values, dict):
         raise NotAnswered(f"{attempt} has no parts")
@@ -104,7 +113,16 @@ def _scored(item: Any, ids: Sequence[str], weights: Mapping[str, float]) -> tupl
         raise NotAnswered(f"{attempt} has a part {_quoted(unknown[0])}, which was not asked for")
     parts = {name: _number(values, name, attempt) for name in weights}
     total = math.fsum(weight * parts[name] for name, weight in weights.items()) / math.fsum(weights.values())
-    return attempt, AttemptScore(total, stored, parts)
+    return attempt, AttemptScore(total, stored, parts, turns)
+
+
+def _turns(item: dict[str, Any], attempt: str, answers: int) -> tuple[float, ...]:
+    values = item.get("turns")
+    if not isinstance(values, list):
+        raise NotAnswered(f"{attempt} has no list of turns")
+    if len(values) != answers:
+        raise NotAnswered(f"{attempt} has {len(values)} turns; its answers have the numbers 1 to {answers}")
+    return tuple(_number({"a turn": value}, "a turn", attempt) for value in values)
 
 
 def _number(fields: dict[str, Any], name: str, attempt: str) -> float:

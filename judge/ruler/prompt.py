@@ -44,9 +44,12 @@ Answer with one JSON object and nothing else:
 - Each id exactly once. `explanation` comes first: one to three sentences on what decided.
 - {numbers} any real number from 0 to 1, such as 0.37. They compare these attempts with one another; attempts of equal \
 worth get equal numbers."""
+_TURNS = """
+- Answers of the agent have an `answer_number`, in <context> too. `turns` has one number from 0 to 1 for each of the \
+attempt's answers, in order: how much that answer helped its attempt, compared with the attempt's other answers. An \
+answer that was left out gets the mean of the others."""
 
-_SCORE = '{"scores": [{"id": "…", "explanation": "…", "score": 0.0}, …]}'
-_PARTS = '{"scores": [{"id": "…", "explanation": "…", "parts": {%s}}, …]}'
+_SHAPE = '{"scores": [{"id": "…", "explanation": "…", %s}, …]}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,10 @@ def build(
     rng: random.Random,
     most_chars: int | None = None,
     refused: str | None = None,
+    *,
+    by_turn: bool = False,
 ) -> Prompt:
-    """Build the prompt that compares these attempts.
+    """Build the prompt that compares these attempts; `by_turn`: and scores each of their answers.
 
     `parts`: the parts of the score, by name, where the judge scores parts (the prompt does not contain the weights).
     `most_chars`: most characters of system and user message together. A longer prompt is shortened, the longest
@@ -97,7 +102,7 @@ def build(
     ids = _ids(attempts, rng)
     order = list(range(len(attempts)))
     rng.shuffle(order)
-    system = _system(rubric, parts, len(attempts))
+    system = _system(rubric, parts, len(attempts), by_turn=by_turn)
     ending = _ending([ids[one] for one in order], refused)
     shown = _shown(attempts)
     user = _user(shown, ids, order, ending)
@@ -108,7 +113,7 @@ def build(
         left_out = sum(map(len, shown.all())) - sum(len(line) for line in fitted.all() if not line.is_gap)
         user = _user(fitted, ids, order, ending)
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "\n".join(map(str, user))}]
-    return Prompt(messages, _schema([ids[one] for one in order], parts), ids, tuple(order), left_out)
+    return Prompt(messages, _schema([ids[one] for one in order], parts, by_turn=by_turn), ids, tuple(order), left_out)
 
 
 def _fitted(shown: _PromptLines, room: int) -> _PromptLines:
@@ -146,11 +151,15 @@ def _shown(attempts: Sequence[Conversation]) -> _PromptLines:
     )
 
 
-def _system(rubric: str, parts: Mapping[str, float], attempts: int) -> str:
-    shape, numbers = _SCORE, "`score` is"
+def _system(rubric: str, parts: Mapping[str, float], attempts: int, *, by_turn: bool) -> str:
+    fields, numbers = '"score": 0.0', "`score` is"
     if parts:
-        shape, numbers = _PARTS % ", ".join(f'"{name}": 0.0' for name in parts), "Each of `parts` is"
-    return _SYSTEM.format(attempts=attempts, rubric=rubric.strip(), shape=shape, numbers=numbers)
+        of_parts = ", ".join(f'"{name}": 0.0' for name in parts)
+        fields, numbers = f'"parts": {{{of_parts}}}', "Each of `parts` is"
+    if by_turn:
+        fields += ', "turns": [0.0, …]'
+    system = _SYSTEM.format(attempts=attempts, rubric=rubric.strip(), shape=_SHAPE % fields, numbers=numbers)
+    return system + _TURNS if by_turn else system
 
 
 def _user(shown: _PromptLines, ids: Sequence[str], order: Sequence[int], ending: str) -> list[str | Line]:
@@ -185,10 +194,12 @@ def _ids(attempts: Sequence[Conversation], rng: random.Random) -> tuple[str, ...
     return tuple(ids)
 
 
-def _schema(ids: Sequence[str], parts: Mapping[str, float]) -> dict[str, Any]:
+def _schema(ids: Sequence[str], parts: Mapping[str, float], *, by_turn: bool) -> dict[str, Any]:
     """Return the schema. It has no bounds: some servers do not support them, and the answer is checked in any case."""
     number = {"type": "number"}
-    worth = {"parts": _object(dict.fromkeys(parts, number))} if parts else {"score": number}
+    worth: dict[str, Any] = {"parts": _object(dict.fromkeys(parts, number))} if parts else {"score": number}
+    if by_turn:
+        worth["turns"] = {"type": "array", "items": number}
     item = _object({"id": {"type": "string", "enum": list(ids)}, "explanation": {"type": "string"}, **worth})
     return _object({"scores": {"type": "array", "items": item}})
 

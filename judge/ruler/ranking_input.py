@@ -54,6 +54,8 @@ class RankingInput:
     """Hash of the rubric and its parts."""
     attempts_hash: str
     """Hash of the rubric and all attempts."""
+    by_turn: bool = False
+    """Whether the answers of attempts are scored one by one as well."""
 
     def judgement_id(self, slot: PlannedJudgement, judge: JudgeSettings) -> str:
         """Return the id of this group's judgement by this model in this place."""
@@ -79,6 +81,7 @@ class RankingInput:
                 "parts": scored[place].parts,
                 "position": position[place],
                 "attempt": _name(self.attempts[one]),
+                **({"turns": scored[place].turns} if self.by_turn else {}),
             }
             for place, one in enumerate(self.sections[section])
             for trajectory_id in self.trajectories[one]
@@ -105,7 +108,8 @@ def material(group_id: str, conversations: Sequence[Conversation], rubric: str, 
     by_digest = [list(alike) for _, alike in itertools.groupby(in_order, key=attrgetter("digest"))]
     attempts = tuple(alike[0] for alike in by_digest)
     parts = {name: weight for name, weight in ruler.parts.items() if weight}
-    rubric_hash = _hash(rubric, json.dumps(parts, sort_keys=True))
+    # Attempts without an answer look the same either way, but are scored otherwise.
+    rubric_hash = _hash(rubric, json.dumps(parts, sort_keys=True), *(["by turn"] if ruler.by_turn else []))
     return RankingInput(
         group_id=group_id,
         attempts=attempts,
@@ -115,6 +119,7 @@ def material(group_id: str, conversations: Sequence[Conversation], rubric: str, 
         parts=parts,
         rubric_hash=rubric_hash,
         attempts_hash=_hash(rubric_hash, *map(_name, attempts)),
+        by_turn=ruler.by_turn,
     )
 
 

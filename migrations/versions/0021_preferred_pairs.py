@@ -1,4 +1,4 @@
-"""Steps that prefer the better of two answers of another policy: what columns may now contain."""
+"""Steps that prefer the better of two answers of another policy, and scores of turns: what columns may contain."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,6 +14,10 @@ COMMENTS = {
         "examples",
         "source_id",
     ): "T: its feedback or completion, and by kind `/hindsight`, `/prefer` or `/distill/<teacher>`",
+    (
+        "judgements",
+        "scores",
+    ): "J: {trajectory_id: {score, explanation, parts, position, attempt, turns}}; position as shown, from 0",
 }
 
 
@@ -22,4 +26,5 @@ def upgrade() -> None:
     if op.get_bind().dialect.name != "postgresql":
         return
     for (table, column), comment in COMMENTS.items():
-        op.alter_column(table, column, existing_type=sa.Text, comment=comment)
+        kind = sa.JSON if column == "scores" else sa.Text
+        op.alter_column(table, column, existing_type=kind, comment=comment)

@@ -1,7 +1,7 @@
 """Compute advantages from rewards."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.errors import RewardError
@@ -73,6 +73,18 @@ def state_relative(rewards: Mapping[str, float]) -> Mapping[str, float]:
         return dict.fromkeys(rewards, 0.0)
     mean = _mean("state", rewards.values())
     return {trajectory_id: reward - mean for trajectory_id, reward in rewards.items()}
+
+
+def turn_credit(judged: Sequence[Sequence[float]]) -> list[float]:
+    """Return what was earned at each of an attempt's T answers, from the scores that J judgements gave each of them.
+
+    The mean over judgements of (s_t - mean over t of s_t) / T. It adds up to 0, so the attempt is worth what its whole
+    was scored; dividing by T keeps the credit of one turn within that of the whole, however many turns there are. A
+    judgement that is stricter overall gives the same credit. All J have T scores, at least one.
+    """
+    turns = len(judged[0])
+    of_each = [[(score - math.fsum(scores) / turns) / turns for score in scores] for scores in judged]
+    return [math.fsum(at_turn) / len(judged) for at_turn in zip(*of_each, strict=True)]
 
 
 def divisors(

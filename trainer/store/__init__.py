@@ -2,7 +2,7 @@
 
 Before a step: `eligible_groups` and `examples` say what it may take, `claims` takes it, `members` and `examples` read
 the trajectories. After it: `step_ends` sets the last states, `gate` writes whether a version goes live, `gate_tests`
-the tests before and after that, with `heldout` prompts and live `rewards`. `baselines` are for singles, `pause` is for an
-accelerator that vLLM shares, `retention` for old adapters, `handover` for policies that take over from a model of
-another server.
+the tests before and after that, with `heldout` prompts and live `rewards`. `baselines` are for singles, `turn_scores`
+what judges gave single answers. `pause` is for an accelerator that vLLM shares, `retention` for old adapters,
+`handover` for policies that take over from a model of another server.
 """

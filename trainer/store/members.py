@@ -11,6 +11,7 @@ from trainer.domain.claims import Claim, Member, why_silent
 from trainer.domain.constraints import Constraints
 from trainer.domain.eligible_groups import Candidate
 from trainer.domain.rows import SampledCompletion
+from trainer.store.turn_scores import read_turn_credit
 from whetstone.database.engine import chunks
 from whetstone.domain.states import FEEDBACK_SOURCES
 
@@ -80,7 +81,8 @@ def _with_completions(connection: Connection, project: str, policy: str, members
     """Return the members with their completions. Sorted here: databases differ in how they compare texts."""
     in_order = sorted(members, key=lambda member: (member.group_id, member.trajectory_id))
     ids = [member.trajectory_id for member in in_order]
-    scales, step_rewards = _reward_scales(connection, project, ids), _step_rewards(connection, project, ids)
+    scales = _reward_scales(connection, project, ids)
+    step_rewards = {**_step_rewards(connection, project, ids), **read_turn_credit(connection, project, ids)}
     ends = _ends(connection, project, ids)
     with_completions = []
     for member in in_order:

@@ -110,6 +110,9 @@ class RulerSettings(Section):
     parts: dict[str, float] = {}
     """Named parts, each scored from 0 to 1, and their weights: `{correctness = 3, efficiency = 1}`. The score is their
     weighted mean; if empty, the judge gives a single score."""
+    by_turn: bool = False
+    """Have each answer of an attempt scored as well. What an answer got above or below the mean of its attempt counts
+    as earned there (credit by step); the attempt's reward stays the score of the whole."""
     weight: float = Field(0, allow_inf_nan=False)
     """If the app gave a reward too, the score times this weight is added to it; 0: only the app's reward counts."""
     min_spread: float = Field(0.01, ge=0, le=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainer.domain.advantages import turn_credit
 from trainer.domain.claims import Member
 from trainer.domain.row_builder import StepRows, build_rows
 from trainer.domain.rows import SampledCompletion
@@ -123,3 +124,11 @@ def test_a_turn_whose_returns_are_too_far_apart_teaches_nothing() -> None:
         "a": [-0.5, 0.0],
         "b": [0.5, 0.0],
     }
+
+
+def test_scores_of_turns_add_up_to_nothing_whoever_is_stricter() -> None:
+    mild, strict = [0.9, 0.7, 0.8], [0.3, 0.1, 0.2]
+    assert turn_credit([mild]) == pytest.approx([0.1 / 3, -0.1 / 3, 0.0])
+    assert turn_credit([mild, strict]) == pytest.approx(turn_credit([mild]))
+    assert sum(turn_credit([mild, [0.0, 1.0, 0.3]])) == pytest.approx(0.0, abs=1e-15)
+    assert turn_credit([[0.4]]) == [0.0]

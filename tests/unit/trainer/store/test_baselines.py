@@ -11,7 +11,6 @@ from trainer.domain.eligible_groups import CandidateMember
 from trainer.store.baselines import read_comparison, read_prompt_means
 from whetstone.config.trainer import TrainerSettings
 
-
 approx: Any = pytest.approx
 
 
