@@ -63,8 +63,8 @@ def _cards(request: PageRequest) -> list[dict[str, Any]]:
     return [_card(request, row) for row in rows]
 
 
-def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Load what a policy's card shows."""
+def _card(request: PageRequest, row: Mapping[str, Any], beside: str | None = None) -> dict[str, Any]:
+    """Load what a policy's card shows. `beside`: the policy whose rewards its curve shows too."""
     connection, project, name = request.connection, request.project, row["name"]
     versions = store_policies.states(connection, project, name, DRAWN)
     rewards = store_policies.rewards(connection, project, name)
@@ -74,9 +74,14 @@ def _card(request: PageRequest, row: Mapping[str, Any]) -> dict[str, Any]:
     live = row["live_version"]
     candidate = next((one.version for one in reversed(versions) if one.state == "candidate"), None)
     recent = store_policies.recent(connection, project, name, request.now, RECENT_H)
+    other = None
+    if beside is not None:
+        of_other = version_rewards.mean_rewards(store_policies.rewards(connection, project, beside))
+        other = version_rewards.beside(points, beside, of_other)
     return {
         "row": row,
-        "curve": chart_data.rewards(points, live, candidate),
+        "curve": chart_data.rewards(points, live, candidate, other),
+        "beside": other,
         # The versions with a reward, the newest first.
         "points": [point for point in reversed(points) if point.training or point.held_out],
         "means": means,
@@ -113,13 +118,18 @@ def policy(request: PageRequest) -> dict[str, Any]:
     rows = store_policies.policies(request.connection, request.project, name)
     if not rows:
         raise NotFound(f"there is no policy {name[:200]!r} in this project")
+    others = sorted({one.name for one in request.parts.policies()} - {name})
+    beside = request.query.get("beside") or None
+    if beside is not None and beside not in others:
+        raise NotFound(f"there is no other policy {beside[:200]!r} in this project")
     before_version, before_step = _number(request.query, "versions_before"), _number(request.query, "steps_before")
     key = (request.connection, request.project, name)
     versions = store_policies.versions(*key, before_version, LISTED + 1)
     steps = store_policies.steps(*key, before_step, LISTED + 1)
     drawn = store_policies.steps(*key, None, FIGURED)[::-1]
     return {
-        "policy": _card(request, rows[0]),
+        "policy": _card(request, rows[0], beside),
+        "others": others,
         "states": tuple(STATES),
         "versions": versions[:LISTED],
         "older_versions": versions[LISTED - 1]["version"] if len(versions) > LISTED else None,

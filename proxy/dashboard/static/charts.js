@@ -137,6 +137,7 @@
         : now.x_is + " " + now.x[i] + ": " + (now.kind === "rewards" ? mean(now, i) : format(now.y[i]));
       if (now.kind === "rewards") {
         if (now.held_out.y[i] !== null) words += "; held out " + mean(now.held_out, i);
+        if (now.beside) words += "; " + now.beside.name + " " + format(now.beside.y[i]);
         words += "; " + now.state[i];
       }
       box.textContent = words;
@@ -153,7 +154,8 @@
     // What never answered everybody is marked beside the lines, at its own height: columns without a line keep it in view.
     const lived = (values) => values.map((value, i) => chart.was_live[i] ? value : null);
     const held = chart.held_out;
-    return [chart.x, lived(chart.high), lived(chart.low), lived(chart.y), chart.y, lived(held.y), held.y, held.low, held.high];
+    const beside = chart.beside ? [chart.beside.y] : [];
+    return [chart.x, lived(chart.high), lived(chart.low), lived(chart.y), chart.y, lived(held.y), held.y, held.low, held.high, ...beside];
   }
 
   // As wide as its longest number.
@@ -178,6 +180,7 @@
     const edge = { stroke: "transparent", points: { show: false }, spanGaps: true };
     const unseen = { ...edge, spanGaps: false };
     const held = { ...edge, stroke: colour("held-out"), width: gap, dash: [4, 3] };
+    const beside = chart.beside ? [{ ...edge, stroke: muted, width: gap, dash: [1, 3] }] : [];
     const lines = isHours ? chart.series.map((one, i) => ({
       ...curve, stroke: colour(one.colour), dash: i ? [4, 3] : undefined, spanGaps: false, points: { show: true, size: 4 },
     })) : [curve];
@@ -206,7 +209,7 @@
           values: (u, ticks) => ticks.map((tick) => tick < 0 ? "" : isHours ? (u.whetstone || chart).labels[tick] || "" : String(tick)) },
         { ...axis, size: wide, space: isSmall ? 20 : 40, values: (u, ticks) => ticks.map(format), ...(isSmall && { splits: extent }) },
       ],
-      series: isSmall ? [{}, ...lines] : [{}, edge, edge, curve, unseen, held, unseen, unseen, unseen],
+      series: isSmall ? [{}, ...lines] : [{}, edge, edge, curve, unseen, held, unseen, unseen, unseen, ...beside],
       bands: isSmall ? [] : [{ series: [1, 2], fill: colour("accent", 0.16) }],
       hooks: { draw: [marks(chart)], setCursor: [tip()] },
     };

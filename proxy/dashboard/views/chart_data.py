@@ -4,15 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.dashboard.views.version_rewards import MeanReward, Point
+from proxy.dashboard.views.version_rewards import Beside, MeanReward, Point
 
 DIGITS = 6
 """Significant digits that a chart gets."""
 
 
-def rewards(points: Sequence[Point], live: int, candidate: int | None) -> dict[str, Any]:
-    """Return the reward curve over versions, with the state of each, and beside it the held-out rewards. Versions that
-    were never live are not part of the lines.
+def rewards(points: Sequence[Point], live: int, candidate: int | None, beside: Beside | None = None) -> dict[str, Any]:
+    """Return the reward curve over versions, with the state of each, and beside it the held-out rewards, and those of
+    another policy. Versions that were never live are not part of the lines.
     """
     return {
         "kind": "rewards",
@@ -21,6 +21,11 @@ def rewards(points: Sequence[Point], live: int, candidate: int | None) -> dict[s
         "was_live": [one.was_live for one in points],
         "state": [one.state for one in points],
         "held_out": _means([one.held_out for one in points]),
+        "beside": beside
+        and {
+            "name": beside.policy,
+            "y": [_short(mean.mean if (mean := beside.means.get(one.version)) else None) for one in points],
+        },
         "live": live,
         "candidate": candidate,
         "x_is": "version",

@@ -93,6 +93,26 @@ def points(states: Sequence[VersionState], means: MeanRewards) -> list[Point]:
     ]
 
 
+@dataclass(frozen=True)
+class Beside:
+    """The mean rewards of another policy, a control or a baseline for example, at the versions of this one."""
+
+    policy: str
+    is_held_out: bool
+    means: Mapping[int, MeanReward]
+    """By version of this policy. Those of equal number belong together; of a policy that was measured at one version
+    only, as other servers' models are, that version is beside all."""
+
+
+def beside(points: Sequence[Point], policy: str, other: MeanRewards) -> Beside:
+    """Return the means of another policy, held out if both have such rewards, else in training."""
+    is_held_out = bool(other.held_out) and any(point.held_out for point in points)
+    means = other.held_out if is_held_out else other.training
+    only = next(iter(means.values())) if len(means) == 1 else None
+    by_version = {point.version: only or means.get(point.version) for point in points}
+    return Beside(policy, is_held_out, {version: mean for version, mean in by_version.items() if mean is not None})
+
+
 def comparison(states: Sequence[VersionState], means: MeanRewards, live: int) -> Comparison | None:
     """Return what the headline compares with version 0: the live version, or else the newest that was live and has
     enough rewards; held out, or else in training. None if nothing has enough, or version 0 is live.

@@ -279,3 +279,22 @@ def test_a_handover_is_on_the_policys_page(
         assert "starter has given 1 answers in its teacher's place, of 6 tokens" in page
         assert saved in page
         assert "Handover" not in shown(Person(proxy).client.get("/ui/policies/gpt"))
+
+
+def test_a_baseline_is_laid_beside_the_curve(
+    database_url: str, fake_vllm: FakeVllm, tmp_path: Path, start: Callable[[Settings], RunningProxy]
+) -> None:
+    values = {"upstreams": {"other": {"url": fake_vllm.url, "models": {"gpt": "gpt"}}}}
+    proxy = start(settings_for(database_url, fake_vllm.url, tmp_path, **values))
+    story = Story(proxy.engine, datetime.now(UTC))
+    story.tell(8, 4)
+    story.seed.trajectory("of gpt", None, turns=0, policy="gpt", reward=0.5, state="rewarded")
+    person = Person(proxy)
+    page = person.get("/ui/policies/starter?beside=gpt")
+    curve = chart(page)
+    assert curve["beside"] == {"name": "gpt", "y": [0.5] * len(curve["x"])}
+    assert "gpt, training" in shown(page) and "Of gpt, training" in shown(page)
+    alone = person.get("/ui/policies/starter")
+    assert chart(alone)["beside"] is None and "Another policy beside it none gpt Show" in shown(alone)
+    assert person.get("/ui/policies/starter?beside=starter").status_code == 404
+    assert person.get("/ui/policies/starter?beside=<b>").status_code == 404

@@ -10,6 +10,7 @@ from proxy.dashboard.views.version_rewards import (
     Comparison,
     Gain,
     MeanReward,
+    beside,
     comparison,
     gain,
     may_be_paired,
@@ -129,3 +130,17 @@ def test_training_and_very_many_rewards_are_not_read_by_prompt() -> None:
     assert not may_be_paired(LIVE, PolicyRewards([], [some(0, MOST_PAIRED), some(2)]))
     unpaired = gain(Comparison(2, is_held_out=False), few, {}, {})
     assert (unpaired.pairs, unpaired.difference.mean) == (None, 0.0)
+
+
+def test_another_policy_is_laid_beside_version_by_version_or_all_along() -> None:
+    own = points(states("retired", "retired", "live"), mean_rewards(PolicyRewards([some(0), some(2)], [some(0)])))
+    control = mean_rewards(PolicyRewards([some(0), some(1), some(7)], [some(0, won=3), some(2, won=9)]))
+    held_out = beside(own, "control", control)
+    assert (held_out.policy, held_out.is_held_out, set(held_out.means)) == ("control", True, {0, 2})
+    assert held_out.means[2] == control.held_out[2]
+
+    baseline = mean_rewards(PolicyRewards([some(0, won=21)]))
+    all_along = beside(own, "gpt", baseline)
+    assert not all_along.is_held_out
+    assert [all_along.means[version].mean for version in (0, 1, 2)] == pytest.approx([0.7] * 3)
+    assert beside(own, "new", mean_rewards(PolicyRewards([]))).means == {}
