@@ -98,7 +98,7 @@ def take_step(policy: str, store: Store, learners: Learners, replicas: Replicas,
         VllmDown: it did not come back in time; another worker takes the step over when its lease ends.
         AdapterError, ModelUnusable: the step cannot begin or its adapter cannot be written; it is taken over later.
     """
-    claim = store.claim(policy, settings.trainer)
+    claim = store.claim(policy, settings.trainer, settings.parts_learning_of(policy))
     if claim is None:
         return False
     attributes = {tracing.PROJECT: claim.project, "whetstone.policy": policy, "whetstone.step.id": claim.id}
@@ -135,7 +135,7 @@ def _take_claimed(
     rows: tuple[Row, ...] = ()
     try:
         with phases.phase("read"):
-            members = store.members(claim)
+            members = store.members(claim, settings.parts_learning_of(claim.policy))
             _tell(members)
             taught = _read(claim, members, store, replicas, settings, unfit)
             rows = taught.rows
@@ -276,6 +276,9 @@ def _read(
     """
     if claim.wanted is not None:
         return ROWS_OF[claim.kind](claim, claim.wanted, store, replicas, settings, unfit)
+    if settings.trainer.compares_parts:
+        in_parts = sum(bool(member.parts) for member in members)
+        log.info("step %s: the rewards of %d of %d trajectories have parts", claim.id, in_parts, len(members))
     taught = rewarded(claim.kind, members, settings.trainer, unfit)
     store.note_advantages(claim, taught.advantages, taught.left_out)
     return taught

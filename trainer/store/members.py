@@ -11,6 +11,8 @@ from trainer.domain.claims import Claim, Member, why_silent
 from trainer.domain.constraints import Constraints
 from trainer.domain.eligible_groups import Candidate
 from trainer.domain.rows import SampledCompletion
+from trainer.store.parts import read_parts
+from whetstone.config.rewards import RewardSettings
 from whetstone.database.engine import chunks
 from whetstone.domain.states import FEEDBACK_SOURCES
 
@@ -31,8 +33,11 @@ class _TrainableCompletions:
     seed: tuple[int, int] | None
 
 
-def read_members(connection: Connection, claim: Claim) -> list[Member]:
-    """Return the step's trajectories with whole prompts, in a fixed order."""
+def read_members(connection: Connection, claim: Claim, learning: RewardSettings | None = None) -> list[Member]:
+    """Return the step's trajectories with whole prompts, in a fixed order.
+
+    `learning`: the settings by whose weights the parts of rewards add up; None: parts are not read.
+    """
     s, g = schema.step_trajectories.c, schema.groups.c
     query = (
         select(s.trajectory_id, s.group_id, s.reward, s.baseline, g.compared_with)
@@ -50,7 +55,7 @@ def read_members(connection: Connection, claim: Claim) -> list[Member]:
         )
         for row in connection.execute(query).all()
     ]
-    return _with_completions(connection, claim.project, claim.policy, members)
+    return _with_completions(connection, claim.project, claim.policy, members, learning)
 
 
 def read_candidate_members(
@@ -59,8 +64,9 @@ def read_candidate_members(
     policy: str,
     candidates: Iterable[Candidate],
     baselines: Mapping[str, float],
+    learning: RewardSettings | None = None,
 ) -> list[Member]:
-    """Return the members of candidates, as a step that took them would read them."""
+    """Return the members of candidates, as a step that took them would read them. `learning`: see `read_members`."""
     members = [
         Member(
             one.trajectory_id,
@@ -73,15 +79,18 @@ def read_candidate_members(
         for group in candidates
         for one in group.members
     ]
-    return _with_completions(connection, project, policy, members)
+    return _with_completions(connection, project, policy, members, learning)
 
 
-def _with_completions(connection: Connection, project: str, policy: str, members: Iterable[Member]) -> list[Member]:
+def _with_completions(
+    connection: Connection, project: str, policy: str, members: Iterable[Member], learning: RewardSettings | None
+) -> list[Member]:
     """Return the members with their completions. Sorted here: databases differ in how they compare texts."""
     in_order = sorted(members, key=lambda member: (member.group_id, member.trajectory_id))
     ids = [member.trajectory_id for member in in_order]
     scales, step_rewards = _reward_scales(connection, project, ids), _step_rewards(connection, project, ids)
     ends = _ends(connection, project, ids)
+    parts = {} if learning is None else read_parts(connection, project, ids, learning)
     with_completions = []
     for member in in_order:
         collected = _collect(connection.execute(_completions(project, member.trajectory_id)), policy)
@@ -96,6 +105,7 @@ def _with_completions(connection: Connection, project: str, policy: str, members
                 cut_off=cut_off,
                 judged=judged,
                 step_rewards=step_rewards.get(member.trajectory_id, {}),
+                parts=parts.get(member.trajectory_id, {}),
             )
         )
     return with_completions

@@ -28,6 +28,7 @@ from trainer.store.gate import note_probe, promoted, read_tool_chats, rejected, 
 from trainer.store.members import read_members
 from trainer.store.pause import PauseStore
 from trainer.store.step_ends import end_step, last_ended, update_step
+from whetstone.config.rewards import RewardSettings
 from whetstone.config.trainer import TrainerSettings
 from whetstone.database.engine import chunks
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -56,18 +57,22 @@ class Store:
         with self._reader.connect() as connection:
             return set(policy_names(connection, self._project))
 
-    def claim(self, policy: str, settings: TrainerSettings) -> Claim | None:
+    def claim(self, policy: str, settings: TrainerSettings, learning: RewardSettings | None = None) -> Claim | None:
         """Claim the policy's next step: one whose worker stopped responding, else a new one if one is due.
 
-        Also discards groups that have become too stale.
+        Also discards groups that have become too stale. `learning`: the policy's reward settings, by whose weights the
+        parts of rewards add up; None: parts do not count.
         """
         with self._engine.begin() as connection:
-            return Claims(connection, self._project, settings, datetime.now(UTC)).next(policy)
+            return Claims(connection, self._project, settings, datetime.now(UTC), learning).next(policy)
 
-    def members(self, claim: Claim) -> list[Member]:
-        """Return the completions of the step's trajectories, with whole prompts, in a fixed order."""
+    def members(self, claim: Claim, learning: RewardSettings | None = None) -> list[Member]:
+        """Return the completions of the step's trajectories, with whole prompts, in a fixed order.
+
+        `learning` is as in `claim`.
+        """
         with self._reader.connect() as connection:
-            return read_members(connection, claim)
+            return read_members(connection, claim, learning)
 
     def take_examples(self, claim: Claim, wanted: ExampleSelection) -> None:
         """Take the examples that a supervised step imitates, unless it has them already.
