@@ -47,6 +47,8 @@ class StepRows:
     """Share of the sampled tokens that were compared by state, those that constraints decided included; None where
     trajectories are not compared so.
     """
+    replay: tuple[Row, ...] = ()
+    """Rows of past attempts that are imitated beside `rows`."""
 
     def without(self, measured: MeasuredRows) -> "StepRows":
         """Return what is left once it is known what constraints decided."""

@@ -74,6 +74,8 @@ class Row:
     """A teacher's likeliest tokens at each of the N sampled tokens, where a step learns from a teacher ..."""
     top_logprobs_N: tuple[tuple[float, ...], ...] = ()
     """... and their logprobs, in nats."""
+    replayed: bool = False
+    """It is of a past attempt, imitated beside rows that learn from rewards: `rows_for_sft`."""
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from trainer.learner.learner import Learner
 from trainer.step import failed_rows
 from trainer.step.distillation import scored_rows
 from trainer.step.hindsight import corrected_rows
+from trainer.step.replay import with_replay
 from trainer.step.rewarded import rewarded
 from trainer.step.supervised import imitation
 from trainer.store.unit_of_work import Store
@@ -153,7 +154,8 @@ def _take_claimed(
                     return _nothing_to_learn(claim, taught, store, phases)
             with phases.phase("train"):
                 try:
-                    figures = learner.step(rows, claim.version_in, _renewing(renew, lease_s), claim.kind, reference)
+                    both = (*rows, *taught.replay)
+                    figures = learner.step(both, claim.version_in, _renewing(renew, lease_s), claim.kind, reference)
                 except RowsDoNotFit:
                     learners.put_back(claim, learner)
                     raise
@@ -281,7 +283,7 @@ def _read(
         log.info("step %s: the rewards of %d of %d trajectories have parts", claim.id, in_parts, len(members))
     taught = rewarded(claim.kind, members, settings.trainer, unfit)
     store.note_advantages(claim, taught.advantages, taught.left_out)
-    return taught
+    return with_replay(claim, taught, store, replicas, settings, unfit)
 
 
 def _reference(claim: Claim, store: Store, settings: TrainerSettings) -> Path | None:

@@ -56,6 +56,13 @@ def imitation(
         ModelUnusable: the model's files do not name the tokens that end an answer.
     """
     store.take_examples(claim, wanted)
+    return example_rows(claim, store, replicas, settings, unfit)
+
+
+def example_rows(
+    claim: Claim, store: Store, replicas: Replicas, settings: Settings, unfit: Collection[str] = ()
+) -> StepRows:
+    """Return the rows of the examples that the step has taken; see `imitation`."""
     _render_missing(claim, store, replicas, settings)
     left_out: dict[str, str] = {}
     answers: defaultdict[str, list[Answer]] = defaultdict(list)

@@ -97,7 +97,7 @@ class Claims:
             baselined=step.baselined or 0,
             kind=step.kind or "grpo",
             asked_at=step.asked_at,
-            wanted=None if step.imitates is None else ExampleSelection.of(step.imitates),
+            wanted=ExampleSelection.of(step.imitates) if step.kind in BY_EXAMPLE else None,
         )
         self._connection.execute(
             schema.steps.update()

@@ -29,7 +29,7 @@ from trainer.store.members import read_members
 from trainer.store.pause import PauseStore
 from trainer.store.step_ends import end_step, last_ended, update_step
 from whetstone.config.rewards import RewardSettings
-from whetstone.config.trainer import TrainerSettings
+from whetstone.config.trainer import BEST, TrainerSettings
 from whetstone.database.engine import chunks
 from whetstone.domain.why_not_trained import WhyNotTrained
 from whetstone.registry.versions import live_version
@@ -83,7 +83,19 @@ class Store:
         with self._reader.connect() as connection:
             sources = find(connection, claim, wanted)
         with self._engine.begin() as connection:
-            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+            take(connection, claim, wanted, sources, datetime.now(UTC))
+
+    def take_replay(self, claim: Claim, count: int) -> None:
+        """Take past attempts that a step on rewards imitates beside its own, unless it has some already.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        wanted = ExampleSelection(BEST, None, count)
+        with self._reader.connect() as connection:
+            sources = find(connection, claim, wanted, past=True)
+        with self._engine.begin() as connection:
+            take(connection, claim, wanted, sources, datetime.now(UTC))
 
     def take_corrections(self, claim: Claim, wanted: ExampleSelection, max_staleness: int) -> None:
         """Take the answers that words correct, unless it has them already.
@@ -119,7 +131,7 @@ class Store:
             lineage = read_lineage(connection, claim.project, claim.policy, claim.version_in)
             sources = find(connection, claim, wanted, lineage[: max_staleness + 1])
         with self._engine.begin() as connection:
-            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+            take(connection, claim, wanted, sources, datetime.now(UTC))
 
     def examples(self, claim: Claim) -> list[Example]:
         """Return what a supervised step imitates, in a fixed order."""

@@ -124,6 +124,11 @@ class TrainerSettings(Section):
     distill_alpha: float = Field(1, ge=0, le=1)
     """distill: which divergence, as `hindsight_alpha`. 1, the reverse KL, makes the student give up what the teacher
     finds unlikely, instead of spreading over all that the teacher might say."""
+    replay_share: float = Field(0, ge=0, le=1)
+    """grpo: this share of a step's rows, rounded up, is the number of past attempts that the step imitates beside them:
+    the best of each group, as `whetstone step --imitate best` chooses them. 0: none."""
+    replay_weight: float = Field(0.1, gt=0)
+    """grpo: weight in the loss of the mean negative log-likelihood of these attempts' tokens."""
     max_answer_tokens: int = Field(4096, ge=1)
     """dr_grpo divides by this number instead of an answer's length."""
     learning_rate: float | None = Field(None, gt=0)
@@ -244,6 +249,8 @@ class TrainerSettings(Section):
                 "advantage_scale parts compares the parts of rewards within a group, and baseline state whole rewards "
                 "where prompts meet: set baseline to group, or another advantage_scale"
             )
+        if self.replay_share and self.objective != "grpo":
+            raise ValueError(f"replay_share is of steps with the objective grpo: with {self.objective} set it to 0")
         if self.processes > 1 and self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"several processes take a device each: set device to cuda or cpu, not {self.device}")
         if self.devices and len(self.devices) < self.processes:
