@@ -136,7 +136,8 @@ def _take_claimed(
     rows: tuple[Row, ...] = ()
     try:
         with phases.phase("read"):
-            members = store.members(claim, settings.parts_learning_of(claim.policy))
+            predicts = claim.kind == "grpo" and settings.trainer.echo_weight > 0
+            members = store.members(claim, settings.parts_learning_of(claim.policy), tools=predicts)
             _tell(members)
             taught = _read(claim, members, store, replicas, settings, unfit)
             rows = taught.rows
@@ -282,6 +283,8 @@ def _read(
         in_parts = sum(bool(member.parts) for member in members)
         log.info("step %s: the rewards of %d of %d trajectories have parts", claim.id, in_parts, len(members))
     taught = rewarded(claim.kind, members, settings.trainer, unfit)
+    if tool_tokens := sum(end - start for row in taught.rows for start, end in row.tool_spans):
+        log.info("step %s: %d tokens of tools are predicted", claim.id, tool_tokens)
     store.note_advantages(claim, taught.advantages, taught.left_out)
     return with_replay(claim, taught, store, replicas, settings, unfit)
 

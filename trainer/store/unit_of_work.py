@@ -66,13 +66,13 @@ class Store:
         with self._engine.begin() as connection:
             return Claims(connection, self._project, settings, datetime.now(UTC), learning).next(policy)
 
-    def members(self, claim: Claim, learning: RewardSettings | None = None) -> list[Member]:
+    def members(self, claim: Claim, learning: RewardSettings | None = None, *, tools: bool = False) -> list[Member]:
         """Return the completions of the step's trajectories, with whole prompts, in a fixed order.
 
-        `learning` is as in `claim`.
+        `learning` is as in `claim`. `tools`: with the number of tokens that tools gave before each.
         """
         with self._reader.connect() as connection:
-            return read_members(connection, claim, learning)
+            return read_members(connection, claim, learning, tools=tools)
 
     def take_examples(self, claim: Claim, wanted: ExampleSelection) -> None:
         """Take the examples that a supervised step imitates, unless it has them already.

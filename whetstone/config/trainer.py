@@ -129,6 +129,10 @@ class TrainerSettings(Section):
     the best of each group, as `whetstone step --imitate best` chooses them. 0: none."""
     replay_weight: float = Field(0.1, gt=0)
     """grpo: weight in the loss of the mean negative log-likelihood of these attempts' tokens."""
+    echo_weight: float = Field(0, ge=0)
+    """grpo: weight in the loss of the mean cross-entropy of what tools returned. These are the tokens between two
+    answers of a row, the template's tokens around them included, if all messages between them are results of tools. Of
+    a turn in which a user wrote something too, the tokens are not known apart: it is only read. 0: all of them are."""
     max_answer_tokens: int = Field(4096, ge=1)
     """dr_grpo divides by this number instead of an answer's length."""
     learning_rate: float | None = Field(None, gt=0)
@@ -251,6 +255,8 @@ class TrainerSettings(Section):
             )
         if self.replay_share and self.objective != "grpo":
             raise ValueError(f"replay_share is of steps with the objective grpo: with {self.objective} set it to 0")
+        if self.echo_weight and self.objective != "grpo":
+            raise ValueError(f"echo_weight is of steps with the objective grpo: with {self.objective} set it to 0")
         if self.processes > 1 and self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"several processes take a device each: set device to cuda or cpu, not {self.device}")
         if self.devices and len(self.devices) < self.processes:

@@ -52,6 +52,8 @@ class Terms:
     """For each row, what the teacher says, where the step has one."""
     replayed: frozenset[int] = frozenset()
     """The rows of past attempts that are imitated beside the others."""
+    tool_tokens: int = 0
+    """Tokens that tools gave, where they are to be predicted."""
 
 
 @dataclass(slots=True)
@@ -121,7 +123,13 @@ class Objective:
             return Terms(rows, preference.slopes_R, measured, tokens, version_in, kind, preference.loss)
         weights = self._weights(rows, tokens, kind)
         measured = self._measured(rows)
-        return Terms(rows, weights, measured, tokens, version_in, kind, targets=targets, replayed=replayed)
+        tool_tokens = 0
+        if kind == "grpo" and self._settings.echo_weight:
+            tool_tokens = sum(end - start for row in rows for start, end in row.tool_spans)
+        return Terms(
+            rows, weights, measured, tokens, version_in, kind,
+            targets=targets, replayed=replayed, tool_tokens=tool_tokens,
+        )  # fmt: skip
 
     def backward(self, terms: Terms, places: Sequence[int]) -> tuple[Tensor, int]:
         """Add the gradient of these rows as one micro-batch. Return the first ten of `Sums` over it, and its tokens.
@@ -136,7 +144,7 @@ class Objective:
         if terms.targets:
             read, policy = self._beside_teacher(batch, [terms.targets[place] for place in places], terms.kind)
         else:
-            read = self._reading.read(batch)
+            read = self._reading.read(batch, tools=terms.tool_tokens > 0)
             policy = self.policy_loss(batch, read.logprobs_S, terms.kind, replayed_S)
         losses_S = policy.losses_S
         kl_M = k3(read.logprobs_S[among_S], base_M)
@@ -146,6 +154,8 @@ class Objective:
         loss = losses_S @ batch.weights_S
         if self._settings.entropy_weight:
             loss = loss - self._settings.entropy_weight * read.entropies_S[own_S].sum() / terms.tokens
+        if read.tool_logprobs_E is not None:
+            loss = loss - self._settings.echo_weight * read.tool_logprobs_E.sum() / terms.tool_tokens
         (loss * self._loss_scale).backward()
         with torch.no_grad():
             fresh_S = batch.versions_S == terms.version_in

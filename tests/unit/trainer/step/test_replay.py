@@ -10,6 +10,7 @@ from sqlalchemy import Engine, event
 
 from migrations import schema
 from tests.unit.trainer.step.test_step import FakeVllm, Training
+from trainer.step.step import Learners
 from whetstone.config.trainer import TrainerSettings
 from whetstone.privacy.store import learned
 
@@ -38,6 +39,7 @@ def step(training: Training, group: str, version: int, **rules: Any) -> Any:
     """Take a step on one more group, and return its row."""
     training.group(group, version=version)
     training.with_rules(**rules)
+    training.learners = Learners(training.settings)
     assert training.step() is True
     row = max(training.rows(schema.steps), key=lambda row: row.number)
     assert row.state == "promoted", row.error
@@ -58,7 +60,7 @@ def test_the_best_attempt_of_an_earlier_step_is_imitated_and_the_step_says_so(tr
     assert set(replayed(training, 2)) == {("g-1", None)}
     assert (second.kind, second.loss_function, second.rows, second.trajectories) == ("grpo", "dppo_tv", 2, 2)
     assert (second.sampled_tokens, first.sampled_tokens) == (8, 8)
-    assert second.read_tokens > first.read_tokens and second.loss > 0.3  # random weights: about log(64) nats a token
+    assert second.read_tokens > first.read_tokens and second.loss > 0.9  # random weights: log(64) nats a token and more
     assert training.seed.one(schema.trajectories, "g-1") == before
     with training.engine.connect() as connection:
         assert learned(connection, "default", ["g-1"]) == {"starter": [1, 2]}
