@@ -44,7 +44,8 @@ def show(
     with snapshot(settings.database_url) as connection:
         check(connection)
         now = datetime.now(UTC)
-        plan = dry_run(connection, settings.project, policy or settings.policy, settings.trainer, now)
+        name = policy or settings.policy
+        plan = dry_run(connection, settings.project, name, settings.trainer, now, settings.parts_learning_of(name))
     if as_json:
         typer.echo(msgspec.json.encode(plan).decode())
         return

@@ -14,6 +14,10 @@ SMALLEST_GAP = 1e-4
 themselves to three or four digits; AdamW scales a step up to its usual size, so a step of gaps that are noise would
 train on the noise alone. Relative, so that rewards may have any unit.
 """
+SMALLEST_SUM = 1e-3
+"""Parts whose weighted differences add up to no more than this share of the largest weight cancel out: what is left is
+mostly SMALLEST_SPREAD, which counts for more in a part of small numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,18 @@ class Advantages:
     """Trajectory id -> reward minus the mean of its group. Trajectories of uniform groups are absent, not 0."""
     means: Mapping[str, float]
     """Group id -> mean of its rewards; uniform groups are absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPart:
+    """One of the numbers that a reward was added up from."""
+
+    number: float
+    weight: float
+
+
+Parts = Mapping[str, RewardPart]
+"""The parts of one reward, by name; empty where it has none."""
 
 
 def uniform(rewards: Collection[float]) -> bool:
@@ -87,6 +103,38 @@ def turn_credit(judged: Sequence[Sequence[float]]) -> list[float]:
     return [math.fsum(at_turn) / len(judged) for at_turn in zip(*of_each, strict=True)]
 
 
+def common_parts(members: Mapping[str, Parts]) -> Mapping[str, Parts] | None:
+    """Return the parts of all members of a group; None where a member has none, or other parts than another."""
+    names = {frozenset(parts) for parts in members.values()}
+    return members if len(names) == 1 and names != {frozenset()} else None
+
+
+def parts_relative(members: Mapping[str, Parts]) -> Mapping[str, float]:
+    """Compute the advantages of a group's trajectories from the parts of their rewards, by trajectory id.
+
+        A = Σ_k w_k · (r_k - mean(r_k)) / (s(r_k) + 1e-4)        over the parts k, each over the group
+
+    This is GDPO's sum before its normalisation over the step (arXiv 2601.05242). A part that is `uniform` adds nothing.
+    Empty where no member is preferred: no part differs, or what they say cancels out. `members` have `common_parts`.
+
+    Raises:
+        RewardError: numbers of a part are too large to be compared.
+    """
+    summed: dict[str, list[float]] = {trajectory_id: [] for trajectory_id in members}
+    largest = 0.0
+    for name in next(iter(members.values())):
+        numbers = {trajectory_id: parts[name].number for trajectory_id, parts in members.items()}
+        if uniform(numbers.values()):
+            continue
+        mean, by = _mean(f"part {name}", numbers.values()), divisor(f"part {name}", numbers.values(), "parts")
+        for trajectory_id, number in numbers.items():
+            weight = members[trajectory_id][name].weight
+            summed[trajectory_id].append(weight * (number - mean) / by)
+            largest = max(largest, abs(weight))
+    advantages = {trajectory_id: math.fsum(terms) for trajectory_id, terms in summed.items()}
+    return advantages if max(map(abs, advantages.values())) > SMALLEST_SUM * largest else {}
+
+
 def divisors(
     rewards: Mapping[str, Mapping[str, float]], singles: Mapping[str, float], scale: AdvantageScale
 ) -> Mapping[str, float]:
@@ -97,11 +145,12 @@ def divisors(
     - `batch`: s(all rewards of the step) + 1e-4 (arXiv 2508.08221: steadier than the group's where groups are small).
     - `mean`: mean(its group), 1 where a reward is negative (MaxRL, arXiv 2602.02710: with rewards of 0 and 1 it gives
       the gradient of log(success rate), so a prompt that is rarely answered right weighs more).
+    - `parts`: as `group`, for rewards without parts (GDPO, arXiv 2601.05242; see `parts_relative`).
 
     s(r) = sqrt(Σ (r - mean r)² / (n - 1)), the sample standard deviation. `rewards` has the form that `group_relative`
     takes, uniform groups included. `singles` maps the trajectories that are compared with a baseline to their rewards:
-    they have no group, so `group` and `mean` divide them by that of the step. Where all rewards of the step are equal,
-    only singles have an advantage and there is no scale; their advantage is not divided.
+    they have no group, so `group`, `mean` and `parts` divide them by that of the step. Where all rewards of the step
+    are equal, only singles have an advantage and there is no scale; their advantage is not divided.
 
     Raises:
         RewardError: rewards are too large to be compared.

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trainer.domain.advantages import Parts
 from trainer.domain.examples.sft_examples import ExampleSelection
 from trainer.domain.gate.verdict import Verdict
 from trainer.domain.rows import SampledCompletion
@@ -41,6 +42,8 @@ class Member:
     """A judge gave its reward."""
     step_rewards: Mapping[int, float] = field(default_factory=dict)
     """What was earned at its turns, by turn; `reward` contains them."""
+    parts: Parts = field(default_factory=dict)
+    """The numbers that its reward was added up from; empty where they are not read, or do not add up to it."""
 
     def to_go(self, turn: int) -> float:
         """Return its return to go at a turn: its reward without what was earned before that turn."""

@@ -46,14 +46,18 @@ class Candidate:
     members: tuple[CandidateMember, ...]
     alone: bool = False
     """Each member is compared with a running mean, not with the other members."""
+    differs_in_parts: bool = False
+    """Parts of the rewards prefer some of its members, whatever the rewards do."""
 
     @property
     def uniform(self) -> bool:
         """Return whether all members have equal rewards (`advantages.uniform`), so that the group prefers none of them.
 
-        Never true for a group whose members are compared with running means.
+        Never true for a group whose members are compared with running means, or by parts of their rewards that differ.
         """
-        return not self.alone and uniform([member.reward for member in self.members])
+        if self.alone or self.differs_in_parts:
+            return False
+        return uniform([member.reward for member in self.members])
 
     @property
     def places(self) -> int:

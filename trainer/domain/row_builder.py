@@ -5,7 +5,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.domain.advantages import divisor, divisors, group_relative, state_relative, uniform
+from trainer.domain.advantages import (
+    common_parts,
+    divisor,
+    divisors,
+    group_relative,
+    parts_relative,
+    state_relative,
+    uniform,
+)
 from trainer.domain.claims import Member
 from trainer.domain.measured import MeasuredRows
 from trainer.domain.rows import Row, SampledCompletion, merge
@@ -39,6 +47,8 @@ class StepRows:
     """Share of the sampled tokens that were compared by state, those that constraints decided included; None where
     trajectories are not compared so.
     """
+    replay: tuple[Row, ...] = ()
+    """Rows of past attempts that are imitated beside `rows`."""
 
     def without(self, measured: MeasuredRows) -> "StepRows":
         """Return what is left once it is known what constraints decided."""
@@ -67,14 +77,16 @@ def build_rows(
     "state" all that is so only for a completion whose prompt no other member met; see `_by_state` for the others. A
     member of a group without differing rewards then teaches where it is compared with members that have other rewards.
 
-    `scale`: see `divisors`. `unfit`: trajectories with a row that does not fit into the device's memory; they are left
-    out like those with a row above `max_row_tokens`. `cut_off`: see `treatment`; by `clamp` no advantage is above 0.
+    `scale`: see `divisors`; with `parts` members of a group are compared by the parts of their rewards, see
+    `_by_parts`, which is refused together with the `baseline` "state" by the settings. `unfit`: trajectories with a row
+    that does not fit into the device's memory; they are left out like those with a row above `max_row_tokens`.
+    `cut_off`: see `treatment`; by `clamp` no advantage is above 0.
     """
     usable = usable_members(members, max_row_tokens, unfit, cut_off)
     among, left_out = usable.among, dict(usable.left_out)
-    compared, baselines = _compared(among, scale)
+    compared, baselines, spread = _compared(among, scale)
     at_states = _by_state(among, scale) if baseline == "state" else {}
-    at_turns = _by_turn(among, scale)
+    at_turns = _by_turn(among, scale, spread)
     rows: list[Row] = []
     answers = tokens = tokens_at_states = 0
     advantages: dict[str, float] = {}
@@ -144,8 +156,12 @@ def _uniform(advantages: Iterable[str], left_out: dict[str, str]) -> StepRows:
     return StepRows((), {}, {}, dict.fromkeys(advantages, WhyNotTrained.GROUP_UNIFORM.value) | left_out, 0)
 
 
-def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[str, float], dict[str, float]]:
-    """Return, by member id, the advantage and the value it was compared with. Members without one are absent."""
+def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[str, float], dict[str, float], float]:
+    """Return, by member id, the advantage and the value it was compared with. Members without one are absent.
+
+    The last value is what all advantages were divided by in the end: with the scale `parts` their own standard
+    deviation over the step + 1e-4, else 1.
+    """
     rewards: defaultdict[str, dict[str, float]] = defaultdict(dict)
     singles: dict[str, float] = {}
     for member in members:
@@ -160,15 +176,45 @@ def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[st
     }
     divided_by = divisors(rewards, singles, scale)
     gaps |= relative.by_trajectory
-    return {name: gap / divided_by[name] for name, gap in gaps.items()}, baselines
+    advantages = {name: gap / divided_by[name] for name, gap in gaps.items()}
+    if scale != "parts":
+        return advantages, baselines, 1.0
+    advantages = _by_parts(members, advantages)
+    in_step = [advantages.get(m.trajectory_id, 0.0) for m in members if not m.alone or m.trajectory_id in advantages]
+    spread = divisor("step", in_step, scale)
+    return {name: advantage / spread for name, advantage in advantages.items()}, baselines, spread
 
 
-def _by_turn(members: Sequence[Member], scale: AdvantageScale) -> Mapping[str, Mapping[int, float]]:
+def _by_parts(members: Sequence[Member], by_reward: Mapping[str, float]) -> dict[str, float]:
+    """Return the advantages in which groups are compared by the parts of their rewards, where they have any.
+
+    `by_reward`: those by the whole rewards, divided by the groups' standard deviation. They stay where not all members
+    of a group have the same parts, where something was earned at a step, and for members that are alone. GDPO (arXiv
+    2601.05242) then subtracts the mean over the step and divides by the standard deviation. Advantages of a group add
+    up to 0, so that mean is 0, and only the division is left.
+    """
+    groups: defaultdict[str, list[Member]] = defaultdict(list)
+    for member in members:
+        if not member.alone:
+            groups[member.group_id].append(member)
+    advantages = dict(by_reward)
+    for among in groups.values():
+        parts = common_parts({member.trajectory_id: member.parts for member in among})
+        if parts is None or any(member.step_rewards for member in among):
+            continue
+        for trajectory_id in parts:
+            advantages.pop(trajectory_id, None)
+        advantages |= parts_relative(parts)
+    return advantages
+
+
+def _by_turn(members: Sequence[Member], scale: AdvantageScale, spread: float) -> Mapping[str, Mapping[int, float]]:
     """Return member id -> turn -> advantage, for the groups in which something was earned at a step.
 
     A turn's advantage is its return to go (`Member.to_go`) minus the mean of those of the group's members that reach
     that turn; 0 where only one does, or where their returns are equal or further apart than LARGEST_GAP. With all
-    reward at the end and equal numbers of turns that is the advantage of the trajectory. Divided as by `divisors`.
+    reward at the end and equal numbers of turns that is the advantage of the trajectory. Divided as by `divisors`, and
+    by `spread`.
     """
     groups: defaultdict[str, list[Member]] = defaultdict(list)
     for member in members:
@@ -188,7 +234,7 @@ def _by_turn(members: Sequence[Member], scale: AdvantageScale) -> Mapping[str, M
             too_far = max(reached.values()) - min(reached.values()) > LARGEST_GAP
             gaps = dict.fromkeys(reached, 0.0) if too_far else state_relative(reached)
             for name, gap in gaps.items():
-                at_turns[name][turn] = gap / by
+                at_turns[name][turn] = gap / by / spread
     return at_turns
 
 

@@ -36,6 +36,8 @@ class SampledCompletion:
     """What bent the distribution it was sampled from, besides the temperature."""
     turn: int = 0
     """Its place in the trajectory, from 0."""
+    tool_tokens: int = 0
+    """How many ids at the end of its prompt tools gave, since the answer before it; 0 where that is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class Row:
     """A teacher's likeliest tokens at each of the N sampled tokens, where a step learns from a teacher ..."""
     top_logprobs_N: tuple[tuple[float, ...], ...] = ()
     """... and their logprobs, in nats."""
+    tool_spans: tuple[tuple[int, int], ...] = ()
+    """Where tokens begin and end that tools gave between two answers; empty where they are only read."""
+    replayed: bool = False
+    """It is of a past attempt, imitated beside rows that learn from rewards: `rows_for_sft`."""
 
 
 @dataclass(slots=True)
@@ -87,14 +93,20 @@ class _Growing:
     temperatures: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
     constrained: list[ConstrainedSpan] = field(default_factory=list)
+    tool_spans: list[tuple[int, int]] = field(default_factory=list)
 
     def begins(self, prompt_ids: tuple[int, ...]) -> bool:
         """Return whether the prompt repeats this row id for id."""
         length = len(self.token_ids)
         return length <= len(prompt_ids) and self.token_ids == list(prompt_ids[:length])
 
-    def read(self, token_ids: Sequence[int]) -> None:
+    def read(self, token_ids: Sequence[int], tool_tokens: int) -> None:
+        """Append what was not sampled. `tool_tokens`: how many of its last tools gave, after an answer in this row."""
+        start = len(self.token_ids)
         self._append(token_ids, False, [math.nan] * len(token_ids), -1, 1.0, 0.0)
+        end = len(self.token_ids)
+        if start and tool_tokens and end > start:
+            self.tool_spans.append((max(start, end - tool_tokens), end))
 
     def speak(self, completion: SampledCompletion, advantage: float) -> None:
         start = len(self.token_ids)
@@ -172,7 +184,7 @@ def _rows(trajectory_id: str, completions: Sequence[SampledCompletion], advantag
         if row is None:
             row = _Growing()
             rows.append(row)
-        row.read(completion.prompt_ids[len(row.token_ids) :])
+        row.read(completion.prompt_ids[len(row.token_ids) :], completion.tool_tokens)
         row.speak(completion, advantage)
     return [
         Row(
@@ -184,6 +196,7 @@ def _rows(trajectory_id: str, completions: Sequence[SampledCompletion], advantag
             temperatures_T=tuple(row.temperatures),
             advantages_T=tuple(row.advantages),
             constrained=tuple(row.constrained),
+            tool_spans=tuple(row.tool_spans),
         )
         for row in rows
     ]

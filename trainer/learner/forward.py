@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -31,6 +31,8 @@ class Read:
     entropies_S: Tensor
     chosen_SK: Tensor | None = None
     """Log probabilities of other tokens that were chosen at each position."""
+    tool_logprobs_E: Tensor | None = None
+    """Of the tokens that tools gave, at temperature 1, where they were wanted and there are any."""
 
 
 @dataclass(slots=True)
@@ -92,12 +94,21 @@ class Reading:
             return MicroBatch.as_forest(rows, weights, self._ways, self._device, self.ends)
         return MicroBatch.padded(rows, weights, self._device, self.ends)
 
-    def read(self, batch: MicroBatch, chosen_SK: Tensor | None = None) -> Read:
+    def read(self, batch: MicroBatch, chosen_SK: Tensor | None = None, *, tools: bool = False) -> Read:
         """Run one forward pass. The head sees only the positions that predict a sampled token.
 
-        `chosen_SK`: other tokens whose log probabilities are wanted there.
+        `chosen_SK`: other tokens whose log probabilities are wanted there. `tools`: the head also sees the positions
+        that predict tokens that tools gave.
         """
-        hidden_SH = self.hidden(batch)
+        if not tools or batch.tool_places_E is None or batch.tool_ids_E is None:
+            return self._sampled(batch, self.hidden(batch), chosen_SK)
+        hidden_PH = self._hidden_everywhere(batch)
+        read = self._sampled(batch, hidden_PH[batch.places_S], chosen_SK)
+        warmth_E = torch.ones(len(batch.tool_ids_E), device=hidden_PH.device)
+        logprobs_E, _ = token_logprobs(hidden_PH[batch.tool_places_E], self.head, batch.tool_ids_E, warmth_E)
+        return replace(read, tool_logprobs_E=logprobs_E)
+
+    def _sampled(self, batch: MicroBatch, hidden_SH: Tensor, chosen_SK: Tensor | None) -> Read:
         sampled = (hidden_SH, self.head, batch.token_ids_S, batch.temperatures_S)
         if batch.constrained:
             return Read(*constrained_head.token_logprobs(*sampled, batch.constrained))
@@ -112,9 +123,13 @@ class Reading:
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states (S, H) that predict the sampled tokens."""
+        return self._hidden_everywhere(batch)[batch.places_S]
+
+    def _hidden_everywhere(self, batch: MicroBatch) -> Tensor:
+        """Return the hidden states (P, H) of all P = B·T positions."""
         forest = {} if batch.tree is None else {"position_ids": batch.position_ids_BT, "tree": batch.tree}
         hidden_BTH = self._decoder(input_ids=batch.token_ids_BT, use_cache=False, **forest).last_hidden_state
-        return cast(Tensor, hidden_BTH.flatten(0, 1)[batch.places_S])
+        return cast(Tensor, hidden_BTH.flatten(0, 1))
 
     def _proven_ways(self, causal: PreTrainedModel) -> list[attention.Way]:
         """Return the ways in which the model reads forests. Its attention stays as it is."""

@@ -171,9 +171,10 @@ class Learner:
 
         `version_in` is the version that this learner holds: the tokens that it sampled are fresh. `on_progress` is
         called with (micro-batches done, micro-batches in all) after each; if it raises, the step ends and no weight has
-        moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs. `reference` is the
-        adapter that preferences (`kto`, `dpo`), and `hindsight` with a fixed teacher, go by; None: the base model. A
-        micro-batch whose memory runs out is cut into smaller ones.
+        moved. `kind` is `sft` for rows of answers to imitate; those have no inference logprobs. A step of the kind
+        `grpo` may have such rows beside its own (`Row.replayed`), which count in no figure but the loss and the tokens
+        that are read. `reference` is the adapter that preferences (`kto`, `dpo`), and `hindsight` with a fixed teacher,
+        go by; None: the base model. A micro-batch whose memory runs out is cut into smaller ones.
 
         Raises:
             RowError: no row has a sampled token, a row begins with one, or one was constrained and is not measured.
@@ -184,7 +185,7 @@ class Learner:
             AdapterDamaged, AdapterMismatch: the reference cannot be read; no weight has moved.
         """
         rows = [row for row in rows if any(row.sampled_T)]
-        if not rows:
+        if all(row.replayed for row in rows):
             raise RowError("no row has a sampled token: there is nothing to learn from")
         if not all(span.measured for row in rows for span in row.constrained):
             raise RowError("a row has constrained tokens that were not measured")

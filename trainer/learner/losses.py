@@ -52,6 +52,15 @@ class Tokens:
     sequences_S: Tensor
     """int64: index of the row in the micro-batch that each token belongs to, from 0."""
 
+    def among(self, chosen_S: Tensor) -> "Tokens":
+        """Return the tokens at which the bool is True."""
+        return Tokens(
+            self.trainer_logprobs_S[chosen_S],
+            self.inference_logprobs_S[chosen_S],
+            self.advantages_S[chosen_S],
+            self.sequences_S[chosen_S],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:

@@ -45,6 +45,10 @@ class MicroBatch:
     """bool: the logprob is the server's; False where a grammar left that of the trainer, measured before the step."""
     constrained: tuple[ConstrainedTokens, ...]
     """The sampled tokens of constrained completions."""
+    tool_places_E: Tensor | None
+    """Index into the B·T positions of the hidden state that predicts each of E tokens that tools gave, as far as rows
+    mark them; None where none does."""
+    tool_ids_E: Tensor | None
 
     @classmethod
     def padded(
@@ -127,6 +131,20 @@ def _sampled(
         "sequences_S": torch.repeat_interleave(counts_B).to(device),
         "served_S": torch.from_numpy(np.concatenate([_served(row)[mask] for row, mask in each_row])).to(device),
         "constrained": _constrained(each_row, device, model_ends),
+        **_of_tools(rows, flat, device),
+    }
+
+
+def _of_tools(rows: Sequence[Row], flat: Sequence[prefix_trees.Ids], device: torch.device) -> dict[str, Tensor | None]:
+    """Return the fields of the tokens that tools gave."""
+    spans = [(row, where, *span) for row, where in zip(rows, flat, strict=True) for span in row.tool_spans]
+    if not spans:
+        return {"tool_places_E": None, "tool_ids_E": None}
+    places = np.concatenate([where[start - 1 : end - 1] for _, where, start, end in spans])
+    token_ids = [token_id for row, _, start, end in spans for token_id in row.token_ids_T[start:end]]
+    return {
+        "tool_places_E": torch.from_numpy(places).to(device),
+        "tool_ids_E": torch.tensor(token_ids, device=device),
     }
 
 

@@ -44,10 +44,12 @@ def of_step(rows: Sequence[Row], kind: Kind, settings: TrainerSettings) -> list[
     """Return the rows of each update of a step, in order.
 
     A supervised step may take several epochs, each in an order of its own, and updates of so many rows; see `parts` for
-    the others.
+    the others. Rows of past attempts are divided by themselves, and each part goes into one update.
     """
     if kind != "sft":
-        return parts(rows, settings.updates_per_step)
+        divided = parts([row for row in rows if not row.replayed], settings.updates_per_step)
+        past = parts([row for row in rows if row.replayed], len(divided))
+        return [own + (past[place] if place < len(past) else []) for place, own in enumerate(divided)]
     size = settings.sft_rows_per_update
     count = settings.updates_per_step if size is None else math.ceil(len(rows) / size)
     epochs = [list(rows)]

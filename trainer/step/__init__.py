@@ -2,6 +2,6 @@
 
 `schedule` looks for work, `step` takes one step: `rewarded` makes rows of what it claimed, `supervised` those of
 answers to imitate, `hindsight` those of answers that words correct, `distillation` those of answers that a teacher
-scores, `preferred` those of pairs of another policy's answers. `dry_run` shows a step without taking it.
-`metric_sinks` report figures, `failed_rows` keeps what broke.
+scores, `preferred` those of pairs of another policy's answers; `replay` adds past attempts to the first. `dry_run`
+shows a step without taking it. `metric_sinks` report figures, `failed_rows` keeps what broke.
 """

@@ -15,6 +15,8 @@ from trainer.step.rewarded import rewarded
 from trainer.store.baselines import read_comparison
 from trainer.store.eligible_groups import policy_names, read_candidates, read_lineage, read_standing
 from trainer.store.members import read_candidate_members
+from trainer.store.parts import with_parts
+from whetstone.config.rewards import RewardSettings
 from whetstone.config.settings import SettingsError
 from whetstone.config.trainer import TrainerSettings
 
@@ -60,8 +62,15 @@ class DryRun:
     rows: tuple[Row, ...]
 
 
-def dry_run(connection: Connection, project: str, policy: str, settings: TrainerSettings, now: datetime) -> DryRun:
-    """Return the policy's next step as it would be now.
+def dry_run(
+    connection: Connection,
+    project: str,
+    policy: str,
+    settings: TrainerSettings,
+    now: datetime,
+    learning: RewardSettings | None = None,
+) -> DryRun:
+    """Return the policy's next step as it would be now. `learning`: as in `Store.claim`.
 
     Raises:
         SettingsError: there is no such policy.
@@ -70,7 +79,7 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
     if standing is None:
         there = ", ".join(policy_names(connection, project)) or "none yet"
         raise SettingsError(f"there is no policy {policy!r}; there are: {there}")
-    candidates = read_candidates(connection, project, policy)
+    candidates = with_parts(connection, project, read_candidates(connection, project, policy), learning)
     lineage = read_lineage(connection, project, policy, standing.live_version)
     choice = choose(candidates, lineage, now, settings)
     why_not_due = _why_blocked(standing) or choice.waits_for
@@ -78,7 +87,7 @@ def dry_run(connection: Connection, project: str, policy: str, settings: Trainer
         choice = choose(candidates, lineage, now, settings, by_hand=True)
     singles = [member for group in choice.taken if group.alone for member in group.members]
     _, compared = read_comparison(connection, project, policy, singles, settings)
-    members = read_candidate_members(connection, project, policy, choice.taken, compared.baselines)
+    members = read_candidate_members(connection, project, policy, choice.taken, compared.baselines, learning)
     taught = rewarded(settings.objective, members, settings)
     return DryRun(
         policy=policy,

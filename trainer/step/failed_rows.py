@@ -57,13 +57,15 @@ def read(path: Path) -> list[Row]:
 
 
 def _row(values: Mapping[str, Any]) -> Row:
-    # Earlier versions wrote one advantage for the whole row, no pairs, and nothing of a teacher.
+    # Earlier versions wrote one advantage for a whole row, no pairs, and nothing of a teacher, past attempts or tools.
     values = {
         "advantages_T": [values.get("advantage")] * len(values["token_ids_T"]),
         "pair": "",
         "teacher_ids": (),
         "top_ids_N": (),
         "top_logprobs_N": (),
+        "replayed": False,
+        "tool_spans": (),
         **values,
     }
     spans = tuple(_span(span) for span in values.get("constrained", ()))

@@ -27,6 +27,7 @@ from trainer.step import failed_rows
 from trainer.step.distillation import scored_rows
 from trainer.step.hindsight import corrected_rows
 from trainer.step.preferred import preferred_rows
+from trainer.step.replay import with_replay
 from trainer.step.rewarded import rewarded
 from trainer.step.supervised import imitation
 from trainer.store.unit_of_work import Store
@@ -99,7 +100,7 @@ def take_step(policy: str, store: Store, learners: Learners, replicas: Replicas,
         VllmDown: it did not come back in time; another worker takes the step over when its lease ends.
         AdapterError, ModelUnusable: the step cannot begin or its adapter cannot be written; it is taken over later.
     """
-    claim = store.claim(policy, settings.trainer)
+    claim = store.claim(policy, settings.trainer, settings.parts_learning_of(policy))
     if claim is None:
         return False
     attributes = {tracing.PROJECT: claim.project, "whetstone.policy": policy, "whetstone.step.id": claim.id}
@@ -136,7 +137,8 @@ def _take_claimed(
     rows: tuple[Row, ...] = ()
     try:
         with phases.phase("read"):
-            members = store.members(claim)
+            predicts = claim.kind == "grpo" and settings.trainer.echo_weight > 0
+            members = store.members(claim, settings.parts_learning_of(claim.policy), tools=predicts)
             _tell(members)
             taught = _read(claim, members, store, replicas, settings, unfit)
             rows = taught.rows
@@ -154,7 +156,8 @@ def _take_claimed(
                     return _nothing_to_learn(claim, taught, store, phases)
             with phases.phase("train"):
                 try:
-                    figures = learner.step(rows, claim.version_in, _renewing(renew, lease_s), claim.kind, reference)
+                    both = (*rows, *taught.replay)
+                    figures = learner.step(both, claim.version_in, _renewing(renew, lease_s), claim.kind, reference)
                 except RowsDoNotFit:
                     learners.put_back(claim, learner)
                     raise
@@ -277,9 +280,14 @@ def _read(
     """
     if claim.wanted is not None:
         return ROWS_OF[claim.kind](claim, claim.wanted, store, replicas, settings, unfit)
+    if settings.trainer.compares_parts:
+        in_parts = sum(bool(member.parts) for member in members)
+        log.info("step %s: the rewards of %d of %d trajectories have parts", claim.id, in_parts, len(members))
     taught = rewarded(claim.kind, members, settings.trainer, unfit)
+    if tool_tokens := sum(end - start for row in taught.rows for start, end in row.tool_spans):
+        log.info("step %s: %d tokens of tools are predicted", claim.id, tool_tokens)
     store.note_advantages(claim, taught.advantages, taught.left_out)
-    return taught
+    return with_replay(claim, taught, store, replicas, settings, unfit)
 
 
 def _reference(claim: Claim, store: Store, settings: TrainerSettings) -> Path | None:

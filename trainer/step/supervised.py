@@ -56,6 +56,13 @@ def imitation(
         ModelUnusable: the model's files do not name the tokens that end an answer.
     """
     store.take_examples(claim, wanted)
+    return example_rows(claim, store, replicas, settings, unfit)
+
+
+def example_rows(
+    claim: Claim, store: Store, replicas: Replicas, settings: Settings, unfit: Collection[str] = ()
+) -> StepRows:
+    """Return the rows of the examples that the step has taken; see `imitation`."""
     answers, left_out = read_answers(claim, store, replicas, settings, unfit)
     store.rendered(claim, [RenderedExample(name, left_out=why) for name, why in left_out.items()])
     rows = [row for trajectory_id, answer in answers.items() for row in rows_for_sft(trajectory_id, answer)]

@@ -13,7 +13,9 @@ from trainer.domain.examples.sft_examples import ExampleSelection
 from trainer.domain.triggers import Choice, choose, last_fired
 from trainer.store.baselines import read_comparison
 from trainer.store.eligible_groups import lock_candidates, read_candidates, read_lineage, unfinished_step
+from trainer.store.parts import with_parts
 from trainer.store.step_ends import discard, end_step
+from whetstone.config.rewards import RewardSettings
 from whetstone.config.trainer import BY_EXAMPLE, Kind, TrainerSettings
 from whetstone.registry.versions import lock, reject
 
@@ -30,7 +32,16 @@ def hindsight_in_a_row(connection: Connection, project: str, policy: str) -> int
 class Claims:
     """Claims steps within one transaction, at one moment."""
 
-    def __init__(self, connection: Connection, project: str, settings: TrainerSettings, now: datetime) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        project: str,
+        settings: TrainerSettings,
+        now: datetime,
+        learning: RewardSettings | None = None,
+    ) -> None:
+        """`learning`: the settings by whose weights the parts of rewards add up; None: parts do not count."""
+        self._learning = learning
         self._connection = connection
         self._project = project
         self._settings = settings
@@ -86,7 +97,7 @@ class Claims:
             baselined=step.baselined or 0,
             kind=step.kind or "grpo",
             asked_at=step.asked_at,
-            wanted=None if step.imitates is None else ExampleSelection.of(step.imitates),
+            wanted=ExampleSelection.of(step.imitates) if step.kind in BY_EXAMPLE else None,
         )
         self._connection.execute(
             schema.steps.update()
@@ -125,7 +136,12 @@ class Claims:
             fired = last_fired(self._settings.schedule, self._now)
         lock_candidates(self._connection, self._project, policy.id, fired)
         choice = choose(
-            read_candidates(self._connection, self._project, policy.id, fired),
+            with_parts(
+                self._connection,
+                self._project,
+                read_candidates(self._connection, self._project, policy.id, fired),
+                self._learning,
+            ),
             read_lineage(self._connection, self._project, policy.id, policy.live_version),
             self._now,
             self._settings,

@@ -4,14 +4,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, literal, select
+from sqlalchemy import Connection, and_, func, literal, null, select
 
 from migrations import schema
 from trainer.domain.claims import Claim, Member, why_silent
 from trainer.domain.constraints import Constraints
 from trainer.domain.eligible_groups import Candidate
+from trainer.domain.examples.followups import are_tool_results
 from trainer.domain.rows import SampledCompletion
+from trainer.store.parts import read_parts
 from trainer.store.turn_scores import read_turn_credit
+from whetstone.config.rewards import RewardSettings
 from whetstone.database.engine import chunks
 from whetstone.domain.states import FEEDBACK_SOURCES
 
@@ -32,8 +35,14 @@ class _TrainableCompletions:
     seed: tuple[int, int] | None
 
 
-def read_members(connection: Connection, claim: Claim) -> list[Member]:
-    """Return the step's trajectories with whole prompts, in a fixed order."""
+def read_members(
+    connection: Connection, claim: Claim, learning: RewardSettings | None = None, *, tools: bool = False
+) -> list[Member]:
+    """Return the step's trajectories with whole prompts, in a fixed order.
+
+    `learning`: the settings by whose weights the parts of rewards add up; None: parts are not read. `tools`: read which
+    tokens tools gave.
+    """
     s, g = schema.step_trajectories.c, schema.groups.c
     query = (
         select(s.trajectory_id, s.group_id, s.reward, s.baseline, g.compared_with)
@@ -51,7 +60,7 @@ def read_members(connection: Connection, claim: Claim) -> list[Member]:
         )
         for row in connection.execute(query).all()
     ]
-    return _with_completions(connection, claim.project, claim.policy, members)
+    return _with_completions(connection, claim.project, claim.policy, members, learning, tools)
 
 
 def read_candidate_members(
@@ -60,8 +69,9 @@ def read_candidate_members(
     policy: str,
     candidates: Iterable[Candidate],
     baselines: Mapping[str, float],
+    learning: RewardSettings | None = None,
 ) -> list[Member]:
-    """Return the members of candidates, as a step that took them would read them."""
+    """Return the members of candidates, as a step that took them would read them. `learning`: see `read_members`."""
     members = [
         Member(
             one.trajectory_id,
@@ -74,19 +84,27 @@ def read_candidate_members(
         for group in candidates
         for one in group.members
     ]
-    return _with_completions(connection, project, policy, members)
+    return _with_completions(connection, project, policy, members, learning)
 
 
-def _with_completions(connection: Connection, project: str, policy: str, members: Iterable[Member]) -> list[Member]:
+def _with_completions(
+    connection: Connection,
+    project: str,
+    policy: str,
+    members: Iterable[Member],
+    learning: RewardSettings | None,
+    tools: bool = False,
+) -> list[Member]:
     """Return the members with their completions. Sorted here: databases differ in how they compare texts."""
     in_order = sorted(members, key=lambda member: (member.group_id, member.trajectory_id))
     ids = [member.trajectory_id for member in in_order]
     scales = _reward_scales(connection, project, ids)
     step_rewards = {**_step_rewards(connection, project, ids), **read_turn_credit(connection, project, ids)}
     ends = _ends(connection, project, ids)
+    parts = {} if learning is None else read_parts(connection, project, ids, learning)
     with_completions = []
     for member in in_order:
-        collected = _collect(connection.execute(_completions(project, member.trajectory_id)), policy)
+        collected = _collect(connection.execute(_completions(project, member.trajectory_id, tools)), policy)
         cut_off, judged = ends.get(member.trajectory_id, (False, False))
         with_completions.append(
             replace(
@@ -98,6 +116,7 @@ def _with_completions(connection: Connection, project: str, policy: str, members
                 cut_off=cut_off,
                 judged=judged,
                 step_rewards=step_rewards.get(member.trajectory_id, {}),
+                parts=parts.get(member.trajectory_id, {}),
             )
         )
     return with_completions
@@ -161,9 +180,10 @@ def _step_rewards(connection: Connection, project: str, trajectory_ids: Collecti
     return earned
 
 
-def _completions(project: str, trajectory_id: str) -> Any:
+def _completions(project: str, trajectory_id: str, tools: bool) -> Any:
     c = schema.completions.c
-    columns = (c.id, c.turn, c.follows, c.choice, c.policy, c.policy_version, c.prompt_token_ids, c.token_ids)
+    added = c.new_messages if tools else null().label("new_messages")
+    columns = (added, c.id, c.turn, c.follows, c.choice, c.policy, c.policy_version, c.prompt_token_ids, c.token_ids)
     return (
         select(*columns, c.inference_logprobs, c.sampling, c.why_not_trained, c.constraints, c.explored)
         .where(c.project == project, c.trajectory_id == trajectory_id)
@@ -206,6 +226,7 @@ def _sampled_completion(row: Any, prompt_ids: tuple[int, ...]) -> SampledComplet
         temperature=1.0 if temperature is None else max(float(temperature), COLDEST),
         constraints=constraints or None,
         turn=row.turn,
+        tool_tokens=len(row.prompt_token_ids) if row.follows and are_tool_results(row.new_messages or ()) else 0,
     )
 
 

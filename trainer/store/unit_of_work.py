@@ -6,6 +6,7 @@ nothing more.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from trainer.store.gate import note_probe, promoted, read_tool_chats, rejected, 
 from trainer.store.members import read_members
 from trainer.store.pause import PauseStore
 from trainer.store.step_ends import end_step, last_ended, update_step
-from whetstone.config.trainer import TrainerSettings
+from whetstone.config.rewards import RewardSettings
+from whetstone.config.trainer import BEST, TrainerSettings
 from whetstone.database.engine import chunks
 from whetstone.domain.why_not_trained import WhyNotTrained
 from whetstone.registry.versions import live_version
@@ -57,18 +59,22 @@ class Store:
         with self._reader.connect() as connection:
             return set(policy_names(connection, self._project))
 
-    def claim(self, policy: str, settings: TrainerSettings) -> Claim | None:
+    def claim(self, policy: str, settings: TrainerSettings, learning: RewardSettings | None = None) -> Claim | None:
         """Claim the policy's next step: one whose worker stopped responding, else a new one if one is due.
 
-        Also discards groups that have become too stale.
+        Also discards groups that have become too stale. `learning`: the policy's reward settings, by whose weights the
+        parts of rewards add up; None: parts do not count.
         """
         with self._engine.begin() as connection:
-            return Claims(connection, self._project, settings, datetime.now(UTC)).next(policy)
+            return Claims(connection, self._project, settings, datetime.now(UTC), learning).next(policy)
 
-    def members(self, claim: Claim) -> list[Member]:
-        """Return the completions of the step's trajectories, with whole prompts, in a fixed order."""
+    def members(self, claim: Claim, learning: RewardSettings | None = None, *, tools: bool = False) -> list[Member]:
+        """Return the completions of the step's trajectories, with whole prompts, in a fixed order.
+
+        `learning` is as in `claim`. `tools`: with the number of tokens that tools gave before each.
+        """
         with self._reader.connect() as connection:
-            return read_members(connection, claim)
+            return read_members(connection, claim, learning, tools=tools)
 
     def take_examples(self, claim: Claim, wanted: ExampleSelection) -> None:
         """Take the examples that a supervised step imitates, unless it has them already.
@@ -77,6 +83,14 @@ class Store:
             LeaseLost: another worker has the step.
         """
         self._take(claim, wanted, find)
+
+    def take_replay(self, claim: Claim, count: int) -> None:
+        """Take past attempts that a step on rewards imitates beside its own, unless it has some already.
+
+        Raises:
+            LeaseLost: another worker has the step.
+        """
+        self._take(claim, ExampleSelection(BEST, None, count), partial(find, past=True))
 
     def take_corrections(self, claim: Claim, wanted: ExampleSelection, max_staleness: int) -> None:
         """Take the answers that words correct, unless it has them already.
@@ -112,7 +126,7 @@ class Store:
             lineage = read_lineage(connection, claim.project, claim.policy, claim.version_in)
             sources = find(connection, claim, wanted, lineage[: max_staleness + 1])
         with self._engine.begin() as connection:
-            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+            take(connection, claim, wanted, sources, datetime.now(UTC))
 
     def take_pairs(self, claim: Claim, wanted: ExampleSelection) -> None:
         """Take the pairs of which the step prefers the better answer, unless it has them already.
@@ -136,7 +150,7 @@ class Store:
         with self._reader.connect() as connection:
             sources = find(connection, claim, wanted)
         with self._engine.begin() as connection:
-            take(connection, claim, wanted.source, sources, datetime.now(UTC))
+            take(connection, claim, wanted, sources, datetime.now(UTC))
 
     def examples(self, claim: Claim) -> list[Example]:
         """Return the step's answers to imitate, or those of its pairs, in a fixed order."""

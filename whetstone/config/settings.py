@@ -286,6 +286,10 @@ class Settings(Section):
         """Return the policy's reward settings, or the defaults."""
         return self.learning.get(policy, RewardSettings())
 
+    def parts_learning_of(self, policy: str) -> RewardSettings | None:
+        """Return the policy's reward settings where its steps compare the parts of rewards; else None."""
+        return self.learning_of(policy) if self.trainer.compares_parts else None
+
     @property
     def database_url(self) -> str:
         """URL of the database: the setting, or SQLite in the data folder."""

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from whetstone.config.rewards import Section
 
 LossName = Literal["dppo_tv", "cispo", "dapo", "grpo", "dr_grpo", "gspo"]
-AdvantageScale = Literal["none", "batch", "group", "mean"]
+AdvantageScale = Literal["none", "batch", "group", "mean", "parts"]
 BaselineName = Literal["group", "state"]
 CutOff = Literal["train", "mask", "clamp"]
 Objective = Literal["grpo", "kto", "dpo"]
@@ -82,7 +82,8 @@ class TrainerSettings(Section):
     """Weight of the mean entropy, which is subtracted from the loss."""
     advantage_scale: AdvantageScale = "none"
     """Divide advantages by the standard deviation of the step's rewards (`batch`) or of the group's (`group`), by the
-    mean of the group's (`mean`), or not at all."""
+    mean of the group's (`mean`), or not at all. `parts`: compare each part of the rewards by itself, divided by its
+    standard deviation in the group, before parts are weighted and added up."""
     cut_off: CutOff | None = None
     """What to do with a trajectory whose last answer was ended by a length limit: train on it like any other (`train`),
     leave it out (`mask`), or let it become less likely but never likelier (`clamp`; kto and dpo leave it out). Unset:
@@ -129,6 +130,15 @@ class TrainerSettings(Section):
     distill_alpha: float = Field(1, ge=0, le=1)
     """distill: which divergence, as `hindsight_alpha`. 1, the reverse KL, makes the student give up what the teacher
     finds unlikely, instead of spreading over all that the teacher might say."""
+    replay_share: float = Field(0, ge=0, le=1)
+    """grpo: this share of a step's rows, rounded up, is the number of past attempts that the step imitates beside them:
+    the best of each group, as `whetstone step --imitate best` chooses them. 0: none."""
+    replay_weight: float = Field(0.1, gt=0)
+    """grpo: weight in the loss of the mean negative log-likelihood of these attempts' tokens."""
+    echo_weight: float = Field(0, ge=0)
+    """grpo: weight in the loss of the mean cross-entropy of what tools returned. These are the tokens between two
+    answers of a row, the template's tokens around them included, if all messages between them are results of tools. Of
+    a turn in which a user wrote something too, the tokens are not known apart: it is only read. 0: all of them are."""
     max_answer_tokens: int = Field(4096, ge=1)
     """dr_grpo divides by this number instead of an answer's length."""
     learning_rate: float | None = Field(None, gt=0)
@@ -233,12 +243,26 @@ class TrainerSettings(Section):
             raise ValueError(f"{schedule!r} is not five fields as cron writes them, like 0 3 * * *: {error}") from error
         return schedule
 
+    @property
+    def compares_parts(self) -> bool:
+        """Whether steps compare the parts of rewards, which are then read."""
+        return self.objective == "grpo" and self.advantage_scale == "parts"
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.max_groups_per_step < max(self.groups_per_step, self.min_groups_per_step):
             raise ValueError(
                 "max_groups_per_step is below groups_per_step or min_groups_per_step: no step would ever be due"
             )
+        if self.advantage_scale == "parts" and self.baseline == "state":
+            raise ValueError(
+                "advantage_scale parts compares the parts of rewards within a group, and baseline state whole rewards "
+                "where prompts meet: set baseline to group, or another advantage_scale"
+            )
+        if self.replay_share and self.objective != "grpo":
+            raise ValueError(f"replay_share is of steps with the objective grpo: with {self.objective} set it to 0")
+        if self.echo_weight and self.objective != "grpo":
+            raise ValueError(f"echo_weight is of steps with the objective grpo: with {self.objective} set it to 0")
         if self.processes > 1 and self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"several processes take a device each: set device to cuda or cpu, not {self.device}")
         if self.devices and len(self.devices) < self.processes:

@@ -217,7 +217,7 @@ def learned(connection: Connection, project: str, ids: Collection[str]) -> dict[
     between = and_(
         s.project == x.project,
         s.policy == x.policy,
-        s.kind.in_(BY_EXAMPLE),
+        or_(s.kind.in_(BY_EXAMPLE), s.imitates.is_not(None)),  # steps on rewards may imitate past attempts beside
         s.number <= x.step,
         or_(s.ended_at.is_(None), s.ended_at >= x.created_at),
     )

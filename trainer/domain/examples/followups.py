@@ -10,6 +10,8 @@ from whetstone.domain.conversation_hash import MessageReader
 _BEGINS_AS_ERROR = re.compile(r"\s*(?:Error\b|error:|Traceback\b)")
 _RESULT = "tool_result"
 """Type of a tool's result among the parts of a user's message, as Anthropic has it."""
+_RESULT_ITEMS = frozenset({"function_call_output", "custom_tool_call_output"})
+"""Types of a tool's result that is an item of its own, as OpenAI's responses have it."""
 
 
 def after_answer(messages: Sequence[Any], answer: Any) -> Sequence[Any]:
@@ -35,6 +37,11 @@ def tool_error(messages: Sequence[Any]) -> str | None:
     return "\n".join(text for text in errors if text) or None
 
 
+def are_tool_results(messages: Sequence[Any]) -> bool:
+    """Return whether there are messages, and all of them are results of tools."""
+    return bool(messages) and all(map(_is_tool_result, messages))
+
+
 def user_reply(messages: Sequence[Any]) -> str | None:
     """Return the text of the user's first message, None if there is none. `messages`: those that followed."""
     for message in _before_next_answer(messages):
@@ -56,6 +63,15 @@ def _results(messages: Iterator[Any]) -> Iterator[tuple[str, bool]]:
     for message in messages:
         for result in [message] if _role(message) == "tool" else _tool_results(message):
             yield _text(result.get("content")), result.get("is_error") is True
+
+
+def _is_tool_result(message: Any) -> bool:
+    if _role(message) in ("tool", "function"):
+        return True
+    if _role(message) is None:
+        return isinstance(message, dict) and message.get("type") in _RESULT_ITEMS
+    results = _tool_results(message)
+    return bool(results) and len(results) == len(message["content"])
 
 
 def _tool_results(message: Any) -> list[Any]:

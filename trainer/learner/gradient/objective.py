@@ -43,13 +43,17 @@ class Terms:
     measured: frozenset[int]
     """The rows whose distance from the base model is measured."""
     tokens: int
-    """Sampled tokens of all rows."""
+    """Sampled tokens of all rows but those of past attempts."""
     version_in: int
     kind: Kind
     loss: float | None = None
     """The loss of preferences, which `weights` are the derivatives of; None where the rows' losses add up to it."""
     targets: Sequence[Targets] = ()
     """For each row, what the teacher says, where the step has one."""
+    replayed: frozenset[int] = frozenset()
+    """The rows of past attempts that are imitated beside the others."""
+    tool_tokens: int = 0
+    """Tokens that tools gave, where they are to be predicted."""
 
 
 @dataclass(slots=True)
@@ -112,12 +116,20 @@ class Objective:
 
         `preference`: of preferences, their loss; `targets`: of a step with a teacher, those of each row.
         """
-        tokens = sum(sum(row.sampled_T) for row in rows)
+        replayed = frozenset(place for place, row in enumerate(rows) if row.replayed)
+        tokens = sum(sum(row.sampled_T) for row in rows if not row.replayed)
         if preference is not None:
             measured = self._measured(rows)
             return Terms(rows, preference.slopes_R, measured, tokens, version_in, kind, preference.loss)
         weights = self._weights(rows, tokens, kind)
-        return Terms(rows, weights, self._measured(rows), tokens, version_in, kind, targets=targets)
+        measured = self._measured(rows)
+        tool_tokens = 0
+        if kind == "grpo" and self._settings.echo_weight:
+            tool_tokens = sum(end - start for row in rows for start, end in row.tool_spans)
+        return Terms(
+            rows, weights, measured, tokens, version_in, kind,
+            targets=targets, replayed=replayed, tool_tokens=tool_tokens,
+        )  # fmt: skip
 
     def backward(self, terms: Terms, places: Sequence[int]) -> tuple[Tensor, int]:
         """Add the gradient of these rows as one micro-batch. Return the first ten of `Sums` over it, and its tokens.
@@ -127,31 +139,37 @@ class Objective:
         """
         batch = self._batch(terms, places)
         among_S, base_M = self._base_logprobs(terms, places, batch)
+        replayed_S = _are_in(terms.replayed, places, batch) if terms.replayed else None
+        own_S = slice(None) if replayed_S is None else ~replayed_S
         if terms.targets:
             read, policy = self._beside_teacher(batch, [terms.targets[place] for place in places], terms.kind)
         else:
-            read = self._reading.read(batch)
-            policy = self.policy_loss(batch, read.logprobs_S, terms.kind)
+            read = self._reading.read(batch, tools=terms.tool_tokens > 0)
+            policy = self.policy_loss(batch, read.logprobs_S, terms.kind, replayed_S)
         losses_S = policy.losses_S
         kl_M = k3(read.logprobs_S[among_S], base_M)
         if self._settings.kl_weight and terms.kind not in PREFERENCES:  # these have a reference of their own
-            losses_S = losses_S + self._settings.kl_weight * kl_M  # all rows are measured
+            # All rows are measured but those of past attempts.
+            losses_S = losses_S + self._settings.kl_weight * torch.zeros_like(losses_S).masked_scatter(among_S, kl_M)
         loss = losses_S @ batch.weights_S
         if self._settings.entropy_weight:
-            loss = loss - self._settings.entropy_weight * read.entropies_S.sum() / terms.tokens
+            loss = loss - self._settings.entropy_weight * read.entropies_S[own_S].sum() / terms.tokens
+        if read.tool_logprobs_E is not None:
+            loss = loss - self._settings.echo_weight * read.tool_logprobs_E.sum() / terms.tool_tokens
         (loss * self._loss_scale).backward()
         with torch.no_grad():
             fresh_S = batch.versions_S == terms.version_in
             # Where a grammar acted, the server's logprobs and the trainer's are not of the same distribution.
             compared_S = fresh_S & batch.served_S
             bounded_S = _bounded(batch, read.logprobs_S)
-            ratios_S = (bounded_S - batch.inference_logprobs_S).exp() if terms.kind == "grpo" else losses_S.new_zeros(1)
+            log_ratios_S = (bounded_S - batch.inference_logprobs_S)[own_S]
+            ratios_S = log_ratios_S.exp() if terms.kind == "grpo" else losses_S.new_zeros(1)
             sums_10 = torch.stack(
                 [
                     loss.detach(),
                     kl_M.sum(),
                     losses_S.new_tensor(float(len(kl_M))),
-                    read.entropies_S.sum(),
+                    read.entropies_S[own_S].sum(),
                     k3(batch.inference_logprobs_S, bounded_S)[compared_S].sum(),
                     compared_S.sum().float(),
                     fresh_S.sum().float(),
@@ -162,14 +180,27 @@ class Objective:
             )
         return sums_10, batch.token_ids_BT.numel()
 
-    def policy_loss(self, batch: MicroBatch, trainer_S: Tensor, kind: Kind) -> PolicyLoss:
-        """Return the loss of each sampled token without the terms for KL and entropy."""
+    def policy_loss(
+        self, batch: MicroBatch, trainer_S: Tensor, kind: Kind, replayed_S: Tensor | None = None
+    ) -> PolicyLoss:
+        """Return the loss of each sampled token without the terms for KL and entropy.
+
+        `replayed_S`: bool, the tokens of past attempts, which are imitated; None where there are none.
+        """
         if kind == "sft":
             return losses.nll(trainer_S)
         if kind in PREFERENCES:
             return losses.linear(trainer_S)
         tokens = Tokens(trainer_S, batch.inference_logprobs_S, batch.advantages_S, batch.sequences_S)
-        return losses.guarded(tokens, self._loss, self._settings.max_ratio, self._settings.max_sequence_ratio)
+        if replayed_S is None:
+            return losses.guarded(tokens, self._loss, self._settings.max_ratio, self._settings.max_sequence_ratio)
+        own_S = ~replayed_S
+        own = losses.guarded(
+            tokens.among(own_S), self._loss, self._settings.max_ratio, self._settings.max_sequence_ratio
+        )
+        past = losses.nll(trainer_S)
+        losses_S = past.losses_S.masked_scatter(own_S, own.losses_S)
+        return PolicyLoss(losses_S, past.masked_S.masked_scatter(own_S, own.masked_S))
 
     def _beside_teacher(self, batch: MicroBatch, targets: Sequence[Targets], kind: Kind) -> tuple[Read, PolicyLoss]:
         """Return what is read, and the divergence from the teacher at each token."""
@@ -191,7 +222,7 @@ class Objective:
         It takes a forward pass without the adapter over the rows that are measured, and those alone.
         """
         chosen_B = [place in terms.measured for place in places]
-        among_S = torch.tensor(chosen_B, device=batch.sequences_S.device)[batch.sequences_S]
+        among_S = _are_in(terms.measured, places, batch)
         if not any(chosen_B):
             return among_S, batch.inference_logprobs_S.new_zeros(0)
         if not all(chosen_B):
@@ -204,10 +235,16 @@ class Objective:
         if kind in BY_EXAMPLE:
             return [1 / step_tokens] * len(rows)
         tokens: Counter[str] = Counter()
+        past_tokens = 0
         for row in rows:
-            tokens[row.trajectory_id] += sum(row.sampled_T)
+            if row.replayed:
+                past_tokens += sum(row.sampled_T)
+            else:
+                tokens[row.trajectory_id] += sum(row.sampled_T)
         return [
-            losses.weight(
+            self._settings.replay_weight / past_tokens
+            if row.replayed
+            else losses.weight(
                 self._settings.loss,
                 trajectory_tokens=tokens[row.trajectory_id],
                 trajectories=len(tokens),
@@ -220,19 +257,20 @@ class Objective:
     def _measured(self, rows: Sequence[Row]) -> frozenset[int]:
         """Return the rows whose distance from the base model is measured: a part drawn at random, the same each time.
 
+        Rows of past attempts are not among them: this version did not sample them.
         `kl_share` of the rows, and more until they have LEAST_MEASURED_TOKENS.
 
         All processes draw the same, and so does a step that is taken again, though its version has another number.
         """
-        everything = range(len(rows))
+        own = [place for place, row in enumerate(rows) if not row.replayed]
         if self._settings.kl_weight:
-            return frozenset(everything)
+            return frozenset(own)
         if not self._settings.measure_kl:
             return frozenset()
-        seed = " ".join(row.trajectory_id for row in rows)
-        drawn = random.Random(seed).sample(everything, len(rows))
+        seed = " ".join(rows[place].trajectory_id for place in own)
+        drawn = random.Random(seed).sample(own, len(own))
         tokens = list(accumulate(sum(rows[place].sampled_T) for place in drawn))
-        share = math.ceil(self._settings.kl_share * len(rows))
+        share = math.ceil(self._settings.kl_share * len(own))
         return frozenset(drawn[: max(share, bisect_left(tokens, LEAST_MEASURED_TOKENS) + 1)])
 
 
@@ -257,9 +295,15 @@ def figures_of(parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float,
         grad_norm=grad_norm,
         sampled_tokens=tokens,
         read_tokens=int(sum(sums.read for sums in summed)),
-        rows=sum(len(terms.rows) for terms in parts),
+        rows=sum(len(terms.rows) - len(terms.replayed) for terms in parts),
         learning_rate=learning_rate,
     )
+
+
+def _are_in(rows: frozenset[int], places: Sequence[int], batch: MicroBatch) -> Tensor:
+    """Return a bool for each of the batch's S tokens: whether its row is one of these. `places`: the batch's rows."""
+    of_rows_B = torch.tensor([place in rows for place in places], device=batch.sequences_S.device)
+    return of_rows_B[batch.sequences_S]
 
 
 def _bounded(batch: MicroBatch, trainer_S: Tensor) -> Tensor:

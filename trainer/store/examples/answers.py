@@ -12,16 +12,21 @@ from sqlalchemy import ColumnElement, Connection, Executable, and_, select
 
 from migrations import schema
 from trainer.domain.claims import Claim
-from trainer.domain.examples.sft_examples import ENDED, AnswerText, Example, RenderedExample
+from trainer.domain.examples.sft_examples import ENDED, AnswerText, Example, ExampleSelection, RenderedExample
 from trainer.store.examples.sources import USABLE, Source
 from trainer.store.step_ends import update_step
+from whetstone.config.trainer import BY_EXAMPLE
 from whetstone.database.engine import chunks
 
 c, e, f = schema.completions.c, schema.examples.c, schema.feedback.c
 
 
-def take(connection: Connection, claim: Claim, source: str, sources: Sequence[Source], now: datetime) -> None:
+def take(
+    connection: Connection, claim: Claim, wanted: ExampleSelection, sources: Sequence[Source], now: datetime
+) -> None:
     """Assign the sources to the step as its examples, unless it has some already.
+
+    A step on rewards, which has trajectories of its own, says what it imitates beside them.
 
     Raises:
         LeaseLost: another worker has the step.
@@ -29,7 +34,12 @@ def take(connection: Connection, claim: Claim, source: str, sources: Sequence[So
     update_step(connection, claim)
     if connection.execute(select(e.source_id).where(*of_step(claim)).limit(1)).first() is not None:
         return
-    update_step(connection, claim, trajectories=len({one.trajectory_id for one in sources}))
+    trajectories = len({one.trajectory_id for one in sources})
+    if claim.kind in BY_EXAMPLE:
+        update_step(connection, claim, trajectories=trajectories)
+    else:
+        imitates = {"from": wanted.source, "min_reward": wanted.min_reward, "limit": wanted.limit}
+        update_step(connection, claim, imitates=imitates | {"trajectories": trajectories})
     known: set[str] = set()
     for some in chunks([one.source_id for one in sources]):
         there = and_(e.project == claim.project, e.policy == claim.policy, e.source_id.in_(some))
@@ -40,7 +50,7 @@ def take(connection: Connection, claim: Claim, source: str, sources: Sequence[So
             "project": claim.project,
             "policy": claim.policy,
             "source_id": one.source_id,
-            "source": source,
+            "source": wanted.source,
             "trajectory_id": one.trajectory_id,
             "completion_id": one.completion_id,
             "step": claim.number,

@@ -58,12 +58,18 @@ def own_answers(claim: Claim, versions: Collection[int], suffix: str) -> Select[
     )
 
 
-def find(connection: Connection, claim: Claim, wanted: ExampleSelection) -> list[Source]:
-    """Return what the step imitates: first what no step has imitated yet, then the highest reward, then the newest."""
+def find(connection: Connection, claim: Claim, wanted: ExampleSelection, *, past: bool = False) -> list[Source]:
+    """Return what the step imitates: first what no step has imitated yet, then the highest reward, then the newest.
+
+    `past`: only trajectories that no step on rewards will take any more.
+    """
     if wanted.source == DEMONSTRATIONS:
         rows = connection.execute(_demonstrations(claim).limit(wanted.limit))
         return [Source(*row) for row in rows]
-    chosen: list[str] = list(connection.execute(_trajectories(claim, wanted).limit(wanted.limit)).scalars())
+    best_first = _trajectories(claim, wanted)
+    if past:
+        best_first = best_first.where(t.state.in_(("trained", "excluded")))
+    chosen: list[str] = list(connection.execute(best_first.limit(wanted.limit)).scalars())
     return answers_of(connection, claim, claim.policy if wanted.source == BEST else wanted.source, chosen)
 
 

@@ -214,3 +214,29 @@ def test_answers_to_imitate_share_rows_as_sampled_ones_do(completions: list[Samp
 def test_an_answer_that_nothing_predicts_or_that_is_no_ids_is_refused(answer: Answer) -> None:
     with pytest.raises(RowError, match="answer f:"):
         rows_for_sft("t", [answer])
+
+
+def test_tokens_of_tools_are_marked_between_two_answers_of_a_row() -> None:
+    """Ids 20 and above are a tool's, 10 and above a user's."""
+    turns = [
+        replace(spoken([1, 20], [2]), tool_tokens=1),  # nothing was sampled before it in its row
+        replace(spoken([1, 20, 2, 21, 22], [3]), tool_tokens=2),
+        spoken([1, 20, 2, 21, 22, 3, 10], [4]),
+        replace(spoken([1, 20, 2, 21, 22, 3, 10, 4, 23], [5]), tool_tokens=1),
+    ]
+    (row,) = merge("t", turns, advantage=1.0)
+    assert row.tool_spans == ((3, 5), (8, 9))
+    assert [row.token_ids_T[start:end] for start, end in row.tool_spans] == [(21, 22), (23,)]
+
+
+def test_an_answer_between_that_is_not_trained_is_none_of_a_tools_tokens() -> None:
+    """Between the two answers are a question, another policy's answer (8) and what its tool gave."""
+    turns = [spoken([1], [2]), replace(spoken([1, 2, 10, 8, 20, 21], [3]), tool_tokens=2)]
+    (row,) = merge("t", turns, advantage=1.0)
+    assert row.tool_spans == ((4, 6),)
+
+
+def test_what_a_fork_repeats_of_a_tool_is_marked_once() -> None:
+    retried = [replace(spoken([1, 2, 20], [3]), tool_tokens=1), replace(spoken([1, 2, 20], [4]), tool_tokens=1)]
+    first, second = merge("t", [spoken([1], [2]), *retried], advantage=1.0)
+    assert (first.tool_spans, second.tool_spans) == (((2, 3),), ())

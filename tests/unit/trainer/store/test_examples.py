@@ -216,6 +216,30 @@ def test_tokens_that_no_gradient_may_weigh_can_be_imitated(asking: Asking, seed:
     assert asking.taken("best") == ["g1-0", "g1-1"]
 
 
+def test_a_step_on_rewards_takes_the_best_attempts_that_are_over(asking: Asking, seed: Any) -> None:
+    for name, reward in (("old", 0.5), ("left", 0.25), ("new", 2.0), ("next", 1.0)):
+        group(seed, name, 0.0, reward)
+    for name, state in (("old", "trained"), ("left", "excluded"), ("new", "ended")):
+        asking.write(schema.trajectories, schema.trajectories.c.group_id == name, state=state)
+        asking.write(schema.groups, schema.groups.c.id == name, state="open")
+    asking.write(schema.groups, schema.groups.c.id == "next", closed_at=datetime.now(UTC))
+    seed.trajectory("eval", "old", split="eval", state="trained", reward=3.0)
+    claim = asking.store.claim("starter", RULES)
+    assert claim is not None and claim.kind == "grpo"
+    asking.store.take_replay(claim, 1)
+    asking.store.take_replay(claim, 2)  # the step has some already
+    assert {one.trajectory_id for one in asking.store.examples(claim)} == {"old1"}
+    step = seed.one(schema.steps, claim.id)
+    assert (step.trajectories, step.imitates["limit"], step.imitates["trajectories"]) == (2, 1, 1)
+    asking.store.end_without_version(claim, "noop", "", {})
+    group(seed, "more", 0.0, 1.0)
+    asking.write(schema.groups, schema.groups.c.id == "more", closed_at=datetime.now(UTC))
+    again = asking.store.claim("starter", RULES)
+    assert again is not None
+    asking.store.take_replay(again, 5)
+    assert {one.trajectory_id for one in asking.store.examples(again)} == {"old1", "left1", "next1"}
+
+
 # --- another policy's
 
 

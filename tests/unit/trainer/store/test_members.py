@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, event, select
 
 from migrations import schema
 from trainer.store.unit_of_work import Store
@@ -79,6 +79,30 @@ def test_what_was_earned_at_steps_is_read_by_turn_and_the_last_feedback_counts(e
 def test_a_veto_replaces_what_was_earned(engine: Engine, seed: Any) -> None:
     step_reward(seed, "a-0", 0.25)
     assert earned(engine, seed, reward_source="code") == {"a": {}, "b": {}}
+
+
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
+
+
+@pytest.mark.parametrize(("tools", "expected"), [(True, [0, 2, 0, 2]), (False, [0, 0, 0, 0])])
+def test_what_tools_gave_between_two_answers_is_counted_where_it_is_wanted(
+    engine: Engine, seed: Any, tools: bool, expected: list[int]
+) -> None:
+    seed.group("g", size=2, rewarded=2, state="scored", closed_at=seed.now)
+    for name, reward in (("a", 0.0), ("b", 1.0)):
+        seed.trajectory(name, "g", turns=4, state="rewarded", reward=reward, reward_source="trajectory")
+    c, user = schema.completions.c, {"role": "user", "content": "and then?"}
+    with engine.begin() as connection:
+        for turn, messages in enumerate(([RESULT], [RESULT, RESULT], [RESULT, user], [RESULT])):
+            connection.execute(schema.completions.update().where(c.turn == turn).values(new_messages=messages))
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    store = Store(engine, "default")
+    claim = store.claim("starter", RULES)
+    assert claim is not None
+    for member in store.members(claim, tools=tools):
+        assert [one.tool_tokens for one in member.completions] == expected
+    assert any("completions.new_messages" in one for one in statements) == tools
 
 
 @pytest.mark.parametrize("source", ["judge", "trajectory"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainer.domain.examples.followups import after_answer, tool_error, user_reply
+from trainer.domain.examples.followups import after_answer, are_tool_results, tool_error, user_reply
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
@@ -122,3 +122,34 @@ def test_a_conversation_without_the_answer_goes_on_from_another_one() -> None:
     assert after_answer([user("A?")], text) == ()
     assert after_answer([user("A?"), {"role": "assistant", "content": "Two."}, user("No.")], text) == ()
     assert after_answer([user("One.")], text) == ()
+
+
+ITEM = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[result("3")], [result("3"), result([{"type": "text", "text": "4"}])], [anthropic("3")], [ITEM, ITEM]],
+    ids=["chat", "two", "anthropic", "responses"],
+)
+def test_messages_that_are_results_of_tools_in_each_dialect(messages: list[Any]) -> None:
+    assert are_tool_results(messages)
+    assert not are_tool_results([*messages, user("and then?")])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        user("3"),
+        user([{"type": "text", "text": "3"}]),
+        user([{"type": "tool_result", "content": "3"}, {"type": "text", "text": "and then?"}]),
+        {"role": "system", "content": "3"},
+        {"type": "message", "content": "3"},
+        {"type": "reasoning"},
+        CALLED,
+        "3",
+    ],
+)
+def test_other_messages_are_none(message: Any) -> None:
+    assert not are_tool_results([message])
+    assert not are_tool_results([])
