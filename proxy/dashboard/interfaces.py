@@ -108,6 +108,8 @@ class ActionResult:
     to: str | None = None
     rater: str | None = None
     """The name under which this browser rates from now on; None: it stays."""
+    reward: float | None = None
+    """The reward that the rated attempt will have; a script shows it on the attempt's card."""
 
 
 @dataclass(frozen=True)
