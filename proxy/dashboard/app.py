@@ -98,7 +98,11 @@ async def _act(action: Action, parts: Parts, request: Request) -> Response:
         log.error("%s: %s", request.url.path, error)
         away = DatabaseAway("the database does not answer, so nothing was changed; try again soon")
         return _refused(away, back, by_script=by_script)
-    response = _answer(200, result.message, result.reward) if by_script else _go(result.to or back, result.message, wrong=False)
+    response = (
+        _answer(200, result.message, result.reward)
+        if by_script
+        else _go(result.to or back, result.message, wrong=False)
+    )
     if result.rater is not None:
         response.raw_headers.append(session.rater_cookie(result.rater, secure=is_https(request.scope)))
     return response

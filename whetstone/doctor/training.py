@@ -4,13 +4,14 @@ The trainer decides by itself when a step is due (`trainer.domain.triggers`), fr
 sentences come from counts. `whetstone step --dry-run` shows the trainer's own choice.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from whetstone.config.trainer import TrainerSettings
-from whetstone.domain.stats import FEWEST_REWARDS, sample_of, welch
+from whetstone.domain import gains
+from whetstone.domain.stats import FEWEST_REWARDS, sample_of
 from whetstone.domain.why_not_trained import WhyNotTrained as Why
 
 DAYS = 7
@@ -94,18 +95,43 @@ def why_not(
     return _of_groups(scored, policy["groups"], policy["attempts"]) or _of_attempts(policy, was_called, stack)
 
 
-def gain(rewards: Rewards, before: int, after: int) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Attempts:
+    """How the attempts of a version are read; only those of versions that are compared are."""
+
+    held_out: Callable[[int], gains.ByPrompt]
+    """The held-out rewards of a version, by prompt."""
+    training_prompts: Callable[[int], Sequence[str]]
+    """Hashes of a version's first prompts in training, one for each attempt."""
+
+
+def gain(rewards: Rewards, before: int, after: int, attempts: Attempts) -> dict[str, Any] | None:
     """Return by how much the mean reward of version `after` exceeds that of `before`, with its 95 % interval.
 
-    Held-out attempts are compared if both versions have FEWEST_REWARDS rewards of them, else those in training; None if
+    Held-out attempts are compared if both versions have FEWEST_REWARDS rewards of them, paired by prompt as on the
+    policy's page; else those in training, with `same_prompts`: whether both versions had the same prompts. None if
     neither split has enough.
     """
     for split in ("eval", "train") if after != before else ():
         both = [rewards.get((split, version), (0, 0.0, 0.0)) for version in (before, after)]
-        if min(count for count, _, _ in both) >= FEWEST_REWARDS:
-            difference = welch(*(sample_of(*one) for one in both))
-            ends = {"mean": difference.mean, "low": difference.low, "high": difference.high}
-            return {"version": after, "over": before, "split": split, "rewarded": [one[0] for one in both], **ends}
+        counts = [count for count, _, _ in both]
+        if min(counts) < FEWEST_REWARDS:
+            continue
+        is_paired = split == "eval" and gains.may_be_paired(*counts)
+        by_prompt = [attempts.held_out(version) if is_paired else {} for version in (before, after)]
+        result = gains.gain(sample_of(*both[0]), sample_of(*both[1]), *by_prompt)
+        same_prompts = None
+        if split == "train":
+            same_prompts = gains.had_same_prompts(*(attempts.training_prompts(version) for version in (before, after)))
+        return {
+            "version": after,
+            "over": before,
+            "split": split,
+            "rewarded": counts,
+            "pairs": result.pairs,
+            "same_prompts": same_prompts,
+            **asdict(result.difference),
+        }
     return None
 
 

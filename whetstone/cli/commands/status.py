@@ -1,6 +1,7 @@
 """`whetstone status`: show what runs, why nothing trains now, and problems with their remedies."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import typer
@@ -14,6 +15,7 @@ from whetstone.cli.tables.status.view import shown
 from whetstone.config.settings import Settings
 from whetstone.database.engine import snapshot
 from whetstone.doctor import training, training_store
+from whetstone.registry import reward_store
 from whetstone.stack.admin_client import addresses
 
 Facts = dict[str, Any]
@@ -24,7 +26,7 @@ def status(as_json: JsonObjectOption = False, data: DataOption = None, config: C
 
     Why nothing trains comes from counts of calls, rewards and groups; `whetstone step --dry-run` shows a step's own
     choice. A gain is a difference of mean rewards with its 95 % interval, from 30 rewards of either version on: of
-    held-out calls (`X-Split: eval`) if there are enough, else in training.
+    held-out calls (`X-Split: eval`) if there are enough, paired by prompt where prompts repeat; else in training.
 
     Exit code 0 if there is no problem, 1 if there is one, 2 if there is nothing to look at.
 
@@ -94,9 +96,14 @@ def _training(
     rewards = training_store.rewards(connection, project, policy, [0, live, *of_step])
     scored = training_store.scored(connection, project, policy)
     was_called = training_store.was_called(connection, project, policy)
+    attempts = training.Attempts(
+        held_out=partial(reward_store.held_out_rewards, connection, project, policy),
+        training_prompts=partial(reward_store.training_prompts, connection, project, policy),
+    )
     why = training.why_not(row, scored, was_called, settings.trainer, stack, now)
     return {
-        "gain": training.gain(rewards, 0, live),
-        "last_step": step and step | {"gain": training.gain(rewards, *of_step) if of_step else None},
+        "gain": training.gain(rewards, 0, live, attempts),
+        "last_step": step
+        and step | {"gain": training.gain(rewards, of_step[0], of_step[1], attempts) if of_step else None},
         "training": {"now": why is None, "why_not": why and why[0], "remedy": why and why[1]},
     }

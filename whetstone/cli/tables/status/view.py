@@ -90,11 +90,18 @@ def _gains(facts: Facts) -> Iterator[RenderableType]:
 
 def _gain(gain: Facts) -> str:
     half = (gain["high"] - gain["low"]) / 2
-    where = "on held-out calls" if gain["split"] == "eval" else "in training"
+    difference = f"v{gain['version']} over v{gain['over']}: reward {gain['mean']:+.3f} ± {half:.3f}"
     before, after = gain["rewarded"]
-    # Of equal numbers the prompts are equal too, as a rule.
-    unlike = "" if before == after else f" (of {before} and {after}: the policy's page compares at the same prompts)"
-    return f"v{gain['version']} over v{gain['over']}: reward {gain['mean']:+.3f} ± {half:.3f} {where}{unlike}"
+    if gain["pairs"] is not None:
+        return f"{difference} on held-out calls, {gain['pairs']} pairs at the same prompts"
+    if gain["split"] == "eval":
+        return f"{difference} on held-out calls ({before} and {after}, not at the same prompts)"
+    if gain["same_prompts"] is False:
+        return (
+            f"v{gain['version']} over v{gain['over']}: not compared, because their prompts in training differ; "
+            "send held-out calls (`X-Split: eval`)"
+        )
+    return f"{difference} in training"
 
 
 def _training(facts: Facts) -> Iterator[RenderableType]:

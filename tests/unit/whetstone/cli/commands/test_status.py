@@ -41,15 +41,40 @@ def test_the_last_step_and_the_gain_are_shown_with_what_they_compare(here: Here,
     for version, won in ((0, 10), (1, 30)):
         for number in range(40):
             here.seed.trajectory(f"v{version}-{number}", split="eval", state="excluded", first_version=version,
-                                 last_version=version, reward=float(number < won), turns=0)  # fmt: skip
+                                 last_version=version, reward=float(number < won), turns=0,
+                                 prompt_hash=f"prompt {number}")  # fmt: skip
     facts = examine(Settings(data=here.data), now)
     (row,) = facts["policies"]
     assert row["gain"] == row["last_step"]["gain"]
     assert (row["gain"]["split"], row["gain"]["rewarded"], row["gain"]["mean"]) == ("eval", [40, 40], 0.5)
+    assert row["gain"]["pairs"] == 40
     text = screen(facts)
-    assert "starter v1 over v0: reward +0.500 ± 0.195 on held-out calls" in text and text.count("over v0") == 1
+    assert (
+        "starter v1 over v0: reward +0.500 ± 0.162 on held-out calls, 40 pairs at" in text
+        and text.count("over v0") == 1
+    )
     assert any(line.startswith("starter") and "1 promoted" in line for line in text.splitlines())
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("prompts", "line"),
+    [
+        (("a", "a"), "starter v1 over v0: reward +0.500 ± 0.195 in training"),
+        (("a", "b"), "starter v1 over v0: not compared, because their prompts in training differ; send held-out"),
+    ],
+)
+def test_a_gain_in_training_is_not_shown_where_the_prompts_have_changed(
+    here: Here, proxy: Proxy, prompts: tuple[str, str], line: str
+) -> None:
+    with here.engine.begin() as connection:
+        connection.execute(schema.policies.update().values(live_version=1))
+    for version, won in ((0, 10), (1, 30)):
+        for number in range(40):
+            here.seed.trajectory(f"v{version}-{number}", state="rewarded", first_version=version, turns=0,
+                                 last_version=version, reward=float(number < won),
+                                 prompt_hash=f"{prompts[version]}{number}")  # fmt: skip
+    assert line in in_one_line(screen(examine(Settings(data=here.data), datetime.now(UTC))))
 
 
 def test_nothing_trains_without_a_stack_and_the_remedy_is_named(here: Here) -> None:
