@@ -16,6 +16,8 @@ from whetstone.domain.why_not_trained import WhyNotTrained as Why
 
 DAYS = 7
 """Days of attempts that are counted."""
+MANY_UNIFORM = 0.5
+"""Share of the newest groups from which on their equal rewards are a reason that nothing trains."""
 LATE_S = 60
 """Seconds after which a due step should have begun: the training worker looks every few seconds."""
 
@@ -33,6 +35,11 @@ REMEDIES = {
     Why.NO_TRAIN: "leave out `X-No-Train`, or `privacy.no_train` in the settings, where calls may be trained on",
     Why.ERROR: "`whetstone logs vllm` may say why calls fail",
 }
+PHASES = {
+    "starting": "wait: the terminal of `whetstone up` says what it does, `whetstone logs vllm` what vLLM does",
+    "stopping": "wait: its last processes still run; then `whetstone up` starts it again",
+}
+"""What to do while the processes of a stack start or stop."""
 ELSEWHERE = "`whetstone docs why_not_trained` explains it; `whetstone trajectories --why {reason}` lists them"
 
 
@@ -48,6 +55,10 @@ class ScoredGroups:
     """Groups whose rewards are equal: no step takes them."""
     oldest: datetime | None
     """When the first of those that can be trained on closed; None if there is none."""
+    recent: int = 0
+    """The newest groups with rewards that have closed, whatever became of them."""
+    recent_uniform: int = 0
+    """Those of them whose rewards are all equal."""
 
     def worth(self, trainer: TrainerSettings) -> float:
         """Return how many of the groups that start a step are there; single attempts count in part."""
@@ -63,6 +74,8 @@ class Stack:
     """None if the processes are not known, as where containers run them."""
     url: str | None
     """The proxy's."""
+    phase: str | None = None
+    """`starting` or `stopping`, if its processes do one of these; None if they run or none does."""
 
 
 def why_not(
@@ -73,6 +86,8 @@ def why_not(
     The first reason that applies is returned, from the stack to the calls.
     """
     name, step = policy["policy"], policy["last_step"]
+    if stack.phase is not None and not stack.runs:
+        return f"the stack is {stack.phase}", PHASES[stack.phase]
     if not stack.runs:
         return "the stack is down", "start it with `whetstone up`, or name its folder with --data"
     if policy["state"] != "training":
@@ -93,6 +108,17 @@ def why_not(
     if scored.groups or scored.singles:
         return _of_scored(name, scored, policy["groups"], trainer, now)
     return _of_groups(scored, policy["groups"], policy["attempts"]) or _of_attempts(policy, was_called, stack)
+
+
+def uniform_groups(policy: Row, scored: ScoredGroups, trainer: TrainerSettings) -> tuple[str, str] | None:
+    """Return how many groups teach nothing because their rewards are equal, and what to do; None where that is not why
+    the policy does not train."""
+    is_short = scored.worth(trainer) < trainer.groups_per_step
+    share = scored.recent_uniform / scored.recent if scored.recent else 0.0
+    if policy["state"] != "training" or not is_short or share < MANY_UNIFORM:
+        return None
+    what = f"the rewards are all equal in {scored.recent_uniform} of the last {_count(scored.recent, 'closed group')}"
+    return f"{what} ({share:.0%}), and no step takes those", REMEDIES[Why.GROUP_UNIFORM]
 
 
 @dataclass(frozen=True)

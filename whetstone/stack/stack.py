@@ -30,7 +30,7 @@ from whetstone.messaging.task_names import JUDGE_QUEUE, TRAINER_QUEUE
 from whetstone.registry.api_key_store import ensure_bootstrap
 from whetstone.registry.projects import Store
 from whetstone.stack import vllm_processes
-from whetstone.stack.data_lock import exclusive
+from whetstone.stack.data_lock import exclusive, mark_stopping
 from whetstone.stack.supervisor import Part, StartFailed, Supervisor
 from whetstone.terminal.progress import Say, show_progress, vllm_phase
 from whetstone.vllm.client import is_cpu_build
@@ -145,6 +145,7 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
             yield stack
         finally:
             try:
+                mark_stopping(data)
                 (data / "up.json").unlink(missing_ok=True)
                 say("stopping")
             finally:  # the reader of our output may be gone

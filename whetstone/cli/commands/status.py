@@ -16,6 +16,7 @@ from whetstone.config.settings import Settings
 from whetstone.database.engine import snapshot
 from whetstone.doctor import training, training_store
 from whetstone.registry import reward_store
+from whetstone.stack import data_lock
 from whetstone.stack.admin_client import addresses
 
 Facts = dict[str, Any]
@@ -49,6 +50,7 @@ def examine(settings: Settings, now: datetime) -> Facts:
     facts: Facts = {
         "data": str(settings.data),
         "running": up is not None,
+        "phase": None if up is not None else data_lock.phase(settings.data),
         "proxy": None,
         "processes": [],
         "replicas": [],
@@ -69,7 +71,8 @@ def examine(settings: Settings, now: datetime) -> Facts:
             facts["replicas"] = store.replicas(connection, settings.home)
             if not facts["running"] and not settings.vllm.urls:
                 # The table has what the last proxy saw; `up` stops its servers with it.
-                facts["replicas"] = [one | {"state": "stopped", "reason": None} for one in facts["replicas"]]
+                state = facts["phase"] or "stopped"
+                facts["replicas"] = [one | {"state": state, "reason": None} for one in facts["replicas"]]
             facts["waiting_since"] = store.waiting_since(connection)
     except SQLAlchemyError as error:
         facts |= {"database": False, "database_error": str(getattr(error, "orig", None) or error).strip()}
@@ -81,7 +84,7 @@ def _stack(facts: Facts, settings: Settings) -> training.Stack:
     alive = {one["name"]: one["alive"] for one in facts["processes"]}
     # If the settings list servers, as in containers, `up` has started nothing.
     runs = alive.get("up", True) if facts["running"] else bool(settings.vllm.urls)
-    return training.Stack(runs, alive.get("trainer"), facts["proxy"] and facts["proxy"]["url"])
+    return training.Stack(runs, alive.get("trainer"), facts["proxy"] and facts["proxy"]["url"], facts["phase"])
 
 
 def _training(
@@ -101,9 +104,15 @@ def _training(
         training_prompts=partial(reward_store.training_prompts, connection, project, policy),
     )
     why = training.why_not(row, scored, was_called, settings.trainer, stack, now)
+    uniform = training.uniform_groups(row, scored, settings.trainer) if why is not None and stack.runs else None
     return {
         "gain": training.gain(rewards, 0, live, attempts),
         "last_step": step
         and step | {"gain": training.gain(rewards, of_step[0], of_step[1], attempts) if of_step else None},
-        "training": {"now": why is None, "why_not": why and why[0], "remedy": why and why[1]},
+        "training": {
+            "now": why is None,
+            "why_not": why and why[0],
+            "remedy": why and why[1],
+            "uniform": uniform and {"what": uniform[0], "remedy": uniform[1]},
+        },
     }

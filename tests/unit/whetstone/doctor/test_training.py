@@ -1,5 +1,6 @@
 """Why a policy does not train now: one sentence and a remedy for each case; gains by hand."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from tests.conftest import NOW
 from whetstone.config.trainer import TrainerSettings
-from whetstone.doctor.training import Attempts, ScoredGroups, Stack, gain, why_not
+from whetstone.doctor.training import Attempts, ScoredGroups, Stack, gain, uniform_groups, why_not
 
 STACK = Stack(runs=True, trainer_alive=True, url="http://127.0.0.1:8000")
 NO_GROUPS = {"open": 0, "closed": 0, "scored": 0, "claimed": 0}
@@ -121,6 +122,17 @@ def test_without_a_call_the_address_is_the_remedy() -> None:
 def test_the_commonest_reason_of_attempts_is_named(attempts: dict[str, int], what: str, do: str) -> None:
     shown, remedy = sentence(policy(attempts=attempts))
     assert shown.startswith(what) and do in remedy
+
+
+def test_equal_rewards_are_named_where_they_are_why_nothing_trains() -> None:
+    few = ScoredGroups(groups=3, singles=0, uniform=0, oldest=NOW, recent=12, recent_uniform=9)
+    shown = uniform_groups(policy(), few, TrainerSettings())
+    assert shown is not None and "harder or easier tasks" in shown[1]
+    assert shown[0] == "the rewards are all equal in 9 of the last 12 closed groups (75%), and no step takes those"
+    assert uniform_groups(policy(state="recording"), few, TrainerSettings()) is None
+    assert uniform_groups(policy(), replace(few, recent_uniform=5), TrainerSettings()) is None, "most differ"
+    assert uniform_groups(policy(), replace(few, groups=99), TrainerSettings()) is None, "a step is due"
+    assert uniform_groups(policy(), EMPTY, TrainerSettings()) is None
 
 
 def test_a_gain_uses_held_out_rewards_if_there_are_enough() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from whetstone.cli.tables.trajectory_tables import ago
 from whetstone.config.settings import Settings
+from whetstone.doctor.training import PHASES
 from whetstone.domain.ids import IMPORTED_LOG
 
 Facts = Mapping[str, Any]
@@ -23,7 +24,9 @@ def problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple[
     """Yield what is wrong, each with its remedy."""
     logs = settings.data / "logs"
     # If the settings list servers, as in containers, `up` has started nothing.
-    if not facts["running"] and not settings.vllm.urls:
+    if facts["phase"] is not None:
+        yield f"the stack on {settings.data} is {facts['phase']}", PHASES[facts["phase"]]
+    elif not facts["running"] and not settings.vllm.urls:
         yield f"no stack runs on {settings.data}", "start it with `whetstone up`, or name its folder with --data"
     for one in facts["processes"]:
         if not one["alive"]:

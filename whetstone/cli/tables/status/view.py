@@ -37,7 +37,7 @@ def _head(facts: Facts) -> RenderableType:
         if failing := proxy.get("failing"):
             table.add_row("failing", Text(", ".join(failing), style="red"))
     else:
-        table.add_row("proxy", Text("not started by `whetstone up` on this folder", style="dim"))
+        table.add_row("proxy", Text(facts["phase"] or "not started by `whetstone up` on this folder", style="dim"))
     for one in facts["replicas"]:
         table.add_row("vLLM", escape(f"{one['url']} {one['state']}" + (f": {one['reason']}" if one["reason"] else "")))
     alive = {one["name"]: one for one in facts["processes"]}
@@ -115,8 +115,13 @@ def _training(facts: Facts) -> Iterator[RenderableType]:
         yield Text("Why nothing trains now" if not trains else "Why the others do not train", style="bold")
     for row in rows:
         if not row["training"]["now"]:
-            yield Padding(Text(f"{row['policy']}: {row['training']['why_not']}"), (0, 0, 0, 2), expand=False)
-            yield Padding(Text(f"→ {row['training']['remedy']}", style="dim"), (0, 0, 0, 4), expand=False)
+            why, uniform = row["training"], row["training"]["uniform"]
+            yield Padding(Text(f"{row['policy']}: {why['why_not']}"), (0, 0, 0, 2), expand=False)
+            if uniform is None or uniform["remedy"] != why["remedy"]:
+                yield Padding(Text(f"→ {why['remedy']}", style="dim"), (0, 0, 0, 4), expand=False)
+            if uniform is not None:
+                yield Padding(Text(uniform["what"]), (0, 0, 0, 4), expand=False)
+                yield Padding(Text(f"→ {uniform['remedy']}", style="dim"), (0, 0, 0, 4), expand=False)
     yield Text()
 
 

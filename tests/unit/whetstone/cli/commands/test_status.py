@@ -15,6 +15,7 @@ from tests.unit.whetstone.doctor.test_vllm_checks import write_addresses
 from whetstone.cli.commands.status import examine
 from whetstone.cli.tables.status.view import shown
 from whetstone.config.settings import Settings
+from whetstone.stack import data_lock
 
 __all__ = ["here", "proxy"]
 STEP = {
@@ -108,6 +109,27 @@ def test_scored_groups_are_counted_from_the_database(here: Here, proxy: Proxy) -
     )
 
 
+def test_groups_with_equal_rewards_have_a_line(here: Here, proxy: Proxy) -> None:
+    of = {"state": "discarded", "reason": "group_uniform", "compared_with": "group", "closed_at": NOW, "size": 2}
+    for number, spread in enumerate((0.5, 0.0, 0.0, 0.0)):
+        here.seed.group(f"g{number}", reward_mean=0.5, reward_spread=spread, rewarded=2, **of)
+    text = in_one_line(screen(examine(Settings(data=here.data), NOW)))
+    assert "equal in 3 of the last 4 closed groups (75%), and no step takes those → try harder or easier tasks" in text
+
+
+def test_a_stack_that_stops_is_not_called_absent(here: Here) -> None:
+    here.seed.insert(schema.replicas, project="default", id="http://h:1", state="serving", seen_at=NOW)
+    with data_lock.exclusive(here.data):
+        starting = examine(Settings(data=here.data), NOW)
+        data_lock.mark_stopping(here.data)
+        facts = examine(Settings(data=here.data), NOW)
+    assert [one["what"] for one in starting["problems"]] == [f"the stack on {here.data} is starting"]
+    assert [one["what"] for one in facts["problems"]] == [f"the stack on {here.data} is stopping"]
+    assert [one["state"] for one in facts["replicas"]] == ["stopping"]
+    text = in_one_line(screen(facts))
+    assert "starter: the stack is stopping → wait: its last processes still run" in text and "no stack" not in text
+
+
 def test_attempts_of_a_week_explain_what_is_missing(here: Here, proxy: Proxy) -> None:
     here.seed.trajectory("old", why_not_trained="greedy", state="ended", created_at=NOW - timedelta(days=30))
     (row,) = examine(Settings(data=here.data), NOW)["policies"]
@@ -124,7 +146,7 @@ def test_a_step_that_trains_is_shown_in_place_of_a_reason(here: Here, proxy: Pro
     here.seed.insert(schema.steps, project="default", id="starter#3", number=3, state="claimed", version_in=0,
                      created_at=NOW, **STEP)  # fmt: skip
     facts = examine(Settings(data=here.data), NOW)
-    assert facts["policies"][0]["training"] == {"now": True, "why_not": None, "remedy": None}
+    assert facts["policies"][0]["training"] == {"now": True, "why_not": None, "remedy": None, "uniform": None}
     text = screen(facts)
     assert "starter trains now: step 3" in text and "Why nothing" not in text
 
