@@ -12,6 +12,7 @@ from proxy.background.comparisons import Comparisons
 from proxy.domain.feedback_rows import FeedbackResult
 from proxy.domain.policies import Policies
 from proxy.recording.recorder import Recorder
+from proxy.upstream.spending import SpendingCap
 from whetstone.config.settings import Settings
 
 Take = Callable[[list[dict[str, Any]], str | None], Awaitable[list[FeedbackResult]]]
@@ -34,6 +35,8 @@ class Parts:
     written_until: Callable[[], float]
     """Return the time (seconds since the epoch) before which all finished calls are in the tables."""
     comparisons: Comparisons
+    spending: SpendingCap
+    """The cap of all projects on what other servers cost, and what was spent today."""
 
 
 @dataclass(frozen=True)

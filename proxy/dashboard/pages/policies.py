@@ -146,7 +146,12 @@ def _handover(request: PageRequest, name: str) -> dict[str, Any] | None:
         "state": state,
         "shares": settings.shares,
         "last": read_last_decision(request.connection, request.project, name),
-        "saved": read_saved(request.connection, request.project, name, settings),
+        "saved": read_saved(
+            request.connection,
+            request.project,
+            name,
+            request.parts.settings.upstream_prices.get((request.project, settings.teacher)),
+        ),
     }
 
 

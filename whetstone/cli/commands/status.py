@@ -16,6 +16,7 @@ from whetstone.config.settings import Settings
 from whetstone.database.engine import snapshot
 from whetstone.doctor import training, training_store
 from whetstone.registry import reward_store
+from whetstone.registry.spending import Spending, read_spending
 from whetstone.stack import data_lock
 from whetstone.stack.admin_client import addresses
 
@@ -57,6 +58,7 @@ def examine(settings: Settings, now: datetime) -> Facts:
         "policies": [],
         "waiting_since": {},
         "database": True,
+        "spending": None,
         **(dict.fromkeys(probes.FIGURES.values()) | {"free_bytes": probes.free_bytes(settings.data)}),
     }
     if up is not None:
@@ -74,10 +76,20 @@ def examine(settings: Settings, now: datetime) -> Facts:
                 state = facts["phase"] or "stopped"
                 facts["replicas"] = [one | {"state": state, "reason": None} for one in facts["replicas"]]
             facts["waiting_since"] = store.waiting_since(connection)
+            facts["spending"] = _spending(read_spending(connection, settings, now), settings)
     except SQLAlchemyError as error:
         facts |= {"database": False, "database_error": str(getattr(error, "orig", None) or error).strip()}
     facts["problems"] = [{"what": what, "do": do} for what, do in problems(facts, settings, now)]
     return facts
+
+
+def _spending(spent: Spending, settings: Settings) -> Facts | None:
+    """Return what was spent today, and the cap; None if there is no cap and nothing was spent."""
+    cap = settings.spending.usd_per_day
+    if cap is None and not spent.usd:
+        return None
+    sums = {"usd": spent.usd, "judges_usd": spent.judges_usd, "upstreams_usd": spent.upstreams_usd}
+    return {"day": spent.day, **sums, "usd_per_day": cap, "is_reached": cap is not None and spent.usd >= cap}
 
 
 def _stack(facts: Facts, settings: Settings) -> training.Stack:

@@ -46,6 +46,7 @@ def problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple[
                     f"{logs / 'judge.log'} says what it does; if it runs and is idle, restart the broker: nothing "
                     "depends on what that holds",
                 )
+    yield from _of_spending(facts)
     yield from _of_completeness(facts)
     yield from _of_policies(facts["policies"])
 
@@ -115,6 +116,15 @@ def _of_clock(facts: Facts) -> Iterator[tuple[str, str]]:
         yield (
             f"clock jumped: {direction} by {timedelta(seconds=round(abs(jump_s)))} since the proxy started",
             "let NTP set the clock of its machine (`timedatectl`); if it is right now, restart the proxy",
+        )
+
+
+def _of_spending(facts: Facts) -> Iterator[tuple[str, str]]:
+    if (spent := facts["spending"]) is not None and spent["is_reached"]:
+        yield (
+            f"spending cap reached: ${spent['usd']:,.2f} of ${spent['usd_per_day']:,.2f} are spent on {spent['day']}; "
+            "judging waits, and upstreams that cost money answer 429",
+            "wait until midnight UTC, or raise spending.usd_per_day and start the stack again",
         )
 
 

@@ -50,6 +50,11 @@ def _head(facts: Facts) -> RenderableType:
         table.add_row("processes", ", ".join(parts))
     if (free := facts["free_bytes"]) is not None:
         table.add_row("disk", Text(f"{size(free)} free", style="red" if free < LEAST_FREE_BYTES else ""))
+    if (spent := facts["spending"]) is not None:
+        cap = "" if spent["usd_per_day"] is None else f" of ${spent['usd_per_day']:,.2f}"
+        costs = f"judges ${spent['judges_usd']:,.2f}, upstreams ${spent['upstreams_usd']:,.2f}"
+        style = "red" if spent["is_reached"] else ""
+        table.add_row("spent today", Text(f"${spent['usd']:,.2f}{cap} ({costs})", style=style))
     if facts["completeness"] is not None:
         table.add_row("recorded", f"{facts['completeness']:.2%} of the tokens that vLLM sampled")
     return table

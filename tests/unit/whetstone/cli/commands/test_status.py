@@ -117,6 +117,22 @@ def test_groups_with_equal_rewards_have_a_line(here: Here, proxy: Proxy) -> None
     assert "equal in 3 of the last 4 closed groups (75%), and no step takes those → try harder or easier tasks" in text
 
 
+@pytest.mark.parametrize(
+    ("cap", "line"),
+    [
+        (None, "spent today $1.50 (judges $1.50, upstreams $0.00)"),
+        (20, "spent today $1.50 of $20.00 (judges $1.50, upstreams $0.00)"),
+        (1.5, "spending cap reached: $1.50 of $1.50 are spent on 2026-01-01; judging waits"),
+    ],
+)
+def test_what_was_spent_today_is_shown_with_the_cap(here: Here, proxy: Proxy, cap: float | None, line: str) -> None:
+    settings = Settings(data=here.data, spending={"usd_per_day": cap})  # type: ignore[arg-type]
+    assert (examine(settings, NOW)["spending"] is None) == (cap is None), "nothing is shown without cap and costs"
+    here.seed.insert(schema.judge_days, project="default", policy="starter", day="2026-01-01", judge="j", cost_usd=1.5,
+                     **dict.fromkeys(("calls", "refused", "failed", "tokens"), 1))  # fmt: skip
+    assert line in in_one_line(screen(examine(settings, NOW)))
+
+
 def test_a_stack_that_stops_is_not_called_absent(here: Here) -> None:
     here.seed.insert(schema.replicas, project="default", id="http://h:1", state="serving", seen_at=NOW)
     with data_lock.exclusive(here.data):
