@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from judge.reward_functions.sandbox import NotFound, Sandbox
+from whetstone.config.rewards import BASE, JudgeSettings
 from whetstone.config.settings import Settings, load
 
 
@@ -30,6 +31,18 @@ def missing(settings: Settings) -> Iterator[str]:
     for name, judge in settings.judges.items():
         if judge.api_key_env is not None and not os.environ.get(judge.api_key_env):
             yield f"judges.{name}: the environment variable {judge.api_key_env} that holds its key is not set"
+        if settings.spending.usd_per_day is not None and judge.model != BASE and not _has_price(judge):
+            yield (
+                f"judges.{name}: spending.usd_per_day is set, and the price of {judge.model} is unknown; set "
+                "usd_per_million_prompt_tokens and usd_per_million_completion_tokens (0 if it costs nothing)"
+            )
+
+
+def _has_price(judge: JudgeSettings) -> bool:
+    # Imported here: it loads litellm, which a stack without a spending cap need not wait for.
+    from judge.ruler.llm import priced
+
+    return priced(judge)
 
 
 def main(settings: Settings) -> int:

@@ -37,6 +37,7 @@ from proxy.upstream.load_balancer import Replica, Replicas
 from proxy.upstream.reconciler import Reconciler
 from proxy.upstream.replica_store import ReplicaTables
 from proxy.upstream.server import Upstream
+from proxy.upstream.spending import READ_EVERY_S, SpendingCap
 from whetstone.config.proxy import UpstreamSettings
 from whetstone.config.settings import Settings
 from whetstone.database.engine import connect
@@ -144,6 +145,9 @@ class Proxy:
         await completeness.share()  # exclude what vLLM has sampled until now
         await asyncio.to_thread(ensure_bootstrap, store.engine, settings)
         await self._keys.refresh()
+        spending = SpendingCap(store.engine, settings)
+        if spending.is_counted:
+            await spending.refresh()
         self.tenants = {
             own.project: Tenant(
                 own,
@@ -157,6 +161,7 @@ class Proxy:
                 keys_changed=self._keys.refresh,
                 charge=limiter.charge_tokens,
                 tokens=tokens,
+                spending=spending,
             )
             for own in of_projects
         }
@@ -202,7 +207,11 @@ class Proxy:
             traffic=traffic,
             data=settings.data,
             failing=self._background.failing,
+            spending=spending,
         )
+        if spending.is_counted:
+            reading = self._background.every(READ_EVERY_S, "sum of the day's costs", spending.refresh)
+            self._opened.callback(reading.cancel)
         refreshing = self._background.every(settings.proxy.refresh_s, "refresh of keys and policies", self._refresh)
         for task in (refreshing, *(task for tenant in tenants for task in tenant.start(self._background))):
             self._opened.callback(task.cancel)

@@ -29,6 +29,7 @@ ProxyError
 │   └── HeadersTooLarge        431
 ├── UnsupportedEncoding        415
 ├── RateLimited                429
+├── SpendingCapReached         429
 ├── ClientDisconnected         499
 ├── UpstreamRefused            502
 ├── UpstreamDown               503
@@ -217,6 +218,15 @@ class RateLimited(ProxyError, status=429, kind="rate_limit_error", code="rate_li
     def __init__(self, message: str, retry_after_s: int, limits: list[tuple[bytes, bytes]]) -> None:
         """`limits`: headers that report what is left of each limit."""
         super().__init__(message, headers=limits)
+        self.retry_after_s = retry_after_s
+
+
+class SpendingCapReached(ProxyError, status=429, kind="insufficient_quota", code="spending_cap_reached"):
+    """The day's money is spent, and the server that would answer costs some. The `type` is OpenAI's for a spent budget;
+    trying again soon is of no use, and `x-should-retry` says so to the official clients."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message, headers=[(b"x-should-retry", b"false")])
         self.retry_after_s = retry_after_s
 
 

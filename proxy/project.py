@@ -46,6 +46,7 @@ from proxy.trajectories.resolver import TrajectoryResolver
 from proxy.trajectories.store import ThreadTables
 from proxy.upstream.load_balancer import Replicas
 from proxy.upstream.server import Answering
+from proxy.upstream.spending import SpendingCap
 from whetstone.config.settings import Settings
 from whetstone.domain.api_keys import Principal
 from whetstone.domain.ids import version_id
@@ -75,6 +76,7 @@ class Tenant:
         keys_changed: Callable[[], Awaitable[None]],
         charge: Callable[[Principal, int], None],
         tokens: FeedbackTokens,
+        spending: SpendingCap,
     ) -> None:
         """Build the project. `settings`: its own settings (`Settings.of_project`). All projects share the rest.
 
@@ -84,6 +86,7 @@ class Tenant:
         - `keys_changed`: read the keys again; every change that was committed before is in force when it returns.
         - `charge`: count the tokens of an answer against the limits of its key.
         - `tokens`: signs the feedback tokens of all projects.
+        - `spending`: the cap of all projects on what other servers cost.
         """
         project = self.project = settings.project
         self._settings = settings
@@ -113,12 +116,13 @@ class Tenant:
             settings.proxy,
             charge,
             stored,
+            spending,
             redactor,
             no_train=settings.privacy.no_train,
             explore={policy: one.explore for policy, one in settings.learning.items()},
             sign_feedback=partial(tokens.sign, project) if settings.proxy.feedback_tokens else None,
         )
-        passthrough = PassthroughEndpoint(policies, upstreams, settings.proxy)
+        passthrough = PassthroughEndpoint(policies, upstreams, settings.proxy, partial(spending.check, project))
         self.posts: dict[str, Routes] = dict.fromkeys(RECORDED, self.inference) | dict.fromkeys(
             PASSED_THROUGH, passthrough
         )
@@ -150,6 +154,7 @@ class Tenant:
                 on_step_requested=on_step_requested,
                 written_until=lambda: peers.written_until,
                 comparisons=self.comparisons,
+                spending=spending,
             )
         )
         self.api = api.build(

@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from judge.ruler.conversation import Conversation
@@ -19,6 +19,9 @@ from judge.ruler.prompt import Prompt, build
 from judge.ruler.ranking_input import PlannedJudgement, RankingInput
 from judge.store import ruler as store_ruler
 from whetstone.config.rewards import JudgeSettings, RulerSettings
+from whetstone.config.settings import Settings
+from whetstone.config.spending import known_prices
+from whetstone.registry.spending import day_of, next_day, read_spending
 
 MARGIN_S = 30.0
 """The group's lease is longer than the longest call by this: time for the database."""
@@ -50,6 +53,8 @@ class Judges:
     settings: Mapping[str, JudgeSettings]
     paused: dict[str, Pause]
     """By judge; shared with later passes."""
+    whole: Settings
+    """All settings, for the spending cap."""
     free: dict[str, asyncio.Semaphore] = field(init=False)
     rng: random.Random = field(default_factory=random.SystemRandom)
 
@@ -253,8 +258,31 @@ class JudgementTask:
             return None
         return await self._accept(earlier | {"scores": self._about.again(self._slot.section, earlier["scores"])}, None)
 
+    async def _under_cap(self, settings: JudgeSettings) -> None:
+        """Raise Waits if the day's money of the whole stack is spent, unless the judge costs nothing."""
+        cap, now = self._judges.whole.spending.usd_per_day, self._lease.tables.now()
+        if cap is None:
+            return
+        if not priced(settings):
+            raise Waits(
+                f"spending.usd_per_day is set, but the price of judges.{self._judge} is unknown: set its "
+                "usd_per_million_…",
+                LOOK_AGAIN_S,
+            )
+        prices = known_prices(settings.usd_per_million_prompt_tokens, settings.usd_per_million_completion_tokens)
+        if prices is not None and prices.is_free:
+            return
+        spent = await self._lease.tables.read(read_spending, self._judges.whole, now)
+        if spent.usd >= cap:
+            raise Waits(
+                f"the spending cap of ${cap:,.2f} a day is reached (${spent.usd:,.2f} on {spent.day}); judging resumes "
+                "at midnight UTC",
+                (next_day(now) - now).total_seconds() + 1,
+            )
+
     async def _within_budget(self, settings: JudgeSettings) -> None:
         """Raise Waits if the day's budget is spent. Calls in flight may still exceed it."""
+        await self._under_cap(settings)
         ruler, group, now = self._ruler, self._lease.group, self._lease.tables.now()
         if ruler.usd_per_day is None and ruler.tokens_per_day is None:
             return
@@ -263,13 +291,12 @@ class JudgementTask:
                 f"usd_per_day is set, but the price of judges.{self._judge} is unknown: set its usd_per_million_…",
                 LOOK_AGAIN_S,
             )
-        day = store_ruler.day_of(now)
+        day = day_of(now)
         cost_usd, tokens = await self._lease.tables.read(store_ruler.spent_on, group.project, group.policy, day)
         spent_usd = ruler.usd_per_day is not None and cost_usd >= ruler.usd_per_day
         if spent_usd or (ruler.tokens_per_day is not None and tokens >= ruler.tokens_per_day):
-            midnight = datetime.combine(now.astimezone(UTC).date() + timedelta(days=1), datetime.min.time(), UTC)
             took = f"${cost_usd:.2f}" if spent_usd else f"{tokens} tokens"
             raise Waits(
                 f"the budget of {group.policy} for {day} is spent ({took}); judging resumes at midnight UTC",
-                (midnight - now).total_seconds() + 1,
+                (next_day(now) - now).total_seconds() + 1,
             )

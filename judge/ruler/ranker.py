@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -30,7 +31,7 @@ from judge.ruler.llm import close, load
 from judge.ruler.ranking_input import REWARD, PlannedJudgement, RankingInput, slots
 from judge.settlement.sweep import rules_of
 from judge.store import ruler as store_ruler
-from whetstone.config.rewards import JudgeSettings, RulerSettings
+from whetstone.config.rewards import BASE, JudgeSettings, RulerSettings
 from whetstone.config.settings import Settings
 from whetstone.observability import log_setup, tracing
 
@@ -55,7 +56,7 @@ async def rank_due(
     await asyncio.to_thread(load)
     tables = Tables(engine, clock or (lambda: datetime.now(UTC)))
     known = {name: reached(judge, settings) for name, judge in settings.judges.items()}
-    ranker = Ranker(tables, Judges(known, {} if paused is None else paused), settings)
+    ranker = Ranker(tables, Judges(known, {} if paused is None else paused, settings), settings)
     await tables.write(store_ruler.forget_over, tables.now())
     at_once = max((judge.concurrency for judge in known.values()), default=1)
     workers = [asyncio.ensure_future(ranker.work()) for _ in range(at_once)]
@@ -69,11 +70,15 @@ async def rank_due(
 
 
 def reached(judge: JudgeSettings, settings: Settings) -> JudgeSettings:
-    """Return the judge; for `base` with the address of vLLM's base model, called directly, not through the proxy."""
-    if judge.model != "base":
+    """Return the judge; for `base` with the address of vLLM's base model, called directly, not through the proxy. That
+    costs nothing, unless the settings have a price."""
+    if judge.model != BASE:
         return judge
     url = f"{settings.vllm.urls[0]}/v1" if judge.url is None else judge.url
-    return judge.model_copy(update={"model": f"openai/{settings.served_name}", "url": url})
+    changed: dict[str, Any] = {"model": f"openai/{settings.served_name}", "url": url}
+    if judge.usd_per_million_prompt_tokens is None and judge.usd_per_million_completion_tokens is None:
+        changed |= {"usd_per_million_prompt_tokens": 0.0, "usd_per_million_completion_tokens": 0.0}
+    return judge.model_copy(update=changed)
 
 
 class Ranker:

@@ -6,7 +6,7 @@ leased (`judge_due_at` moves into the future), and only the worker that still ha
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import Connection, func, select
@@ -16,6 +16,7 @@ from judge.store.unit_of_work import IS_ATTEMPT, columns_of, rows_of, update_row
 from migrations import schema
 from whetstone.database.engine import chunks, insert_new
 from whetstone.domain.why_not_trained import WhyNotTrained
+from whetstone.registry.spending import day_of
 
 f, g, t, c = schema.feedback.c, schema.groups.c, schema.trajectories.c, schema.completions.c
 j, d = schema.judgements.c, schema.judge_days.c
@@ -215,11 +216,6 @@ def count_day(
         "cost_usd": d.cost_usd + (spent.cost_usd or 0.0),
     }
     connection.execute(schema.judge_days.update().filter_by(**key).values(more))
-
-
-def day_of(now: datetime) -> str:
-    """Return the day of a call, in UTC."""
-    return now.astimezone(UTC).date().isoformat()
 
 
 def spent_on(connection: Connection, project: str, policy: str, day: str) -> tuple[float, int]:

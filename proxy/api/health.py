@@ -22,6 +22,7 @@ from proxy.metrics.exposition import (
     records_of,
     redaction_of,
     servers_of,
+    spending_of,
     steps_of,
     traffic_of,
 )
@@ -34,6 +35,7 @@ from proxy.recording.redaction import Redactor
 from proxy.recording.store import Store
 from proxy.trajectories.resolver import TrajectoryResolver
 from proxy.upstream.load_balancer import Replicas
+from proxy.upstream.spending import SpendingCap
 
 
 def add(
@@ -50,6 +52,7 @@ def add(
     traffic: Traffic,
     data: Path,
     failing: Mapping[str, str],
+    spending: SpendingCap,
 ) -> None:
     """Add the routes of `routes.HEALTH` to `api`.
 
@@ -115,6 +118,7 @@ def add(
             *traffic_of(traffic, placed),
             *redaction_of(redactors),
             *servers_of(replicas),
+            *spending_of(spending),
         ]
 
         from_tables = await reader.read(from_the_database) or []

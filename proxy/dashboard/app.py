@@ -98,7 +98,11 @@ async def _act(action: Action, parts: Parts, request: Request) -> Response:
         log.error("%s: %s", request.url.path, error)
         away = DatabaseAway("the database does not answer, so nothing was changed; try again soon")
         return _refused(away, back, by_script=by_script)
-    response = _answer(200, result.message) if by_script else _go(result.to or back, result.message, wrong=False)
+    response = (
+        _answer(200, result.message, result.reward)
+        if by_script
+        else _go(result.to or back, result.message, wrong=False)
+    )
     if result.rater is not None:
         response.raw_headers.append(session.rater_cookie(result.rater, secure=is_https(request.scope)))
     return response
@@ -108,9 +112,10 @@ def _refused(error: ProxyError, back: str, *, by_script: bool) -> Response:
     return _answer(error.status, error.message) if by_script else _go(back, error.message, wrong=True)
 
 
-def _answer(status: int, message: str) -> Response:
-    """Answer a script that sent a form: it shows the message itself."""
-    return JSONResponse({"message": message}, status, {"cache-control": "no-store"})
+def _answer(status: int, message: str, reward: float | None = None) -> Response:
+    """Answer a script that sent a form: it shows the message and the reward itself."""
+    fields = {"message": message} | ({} if reward is None else {"reward": reward})
+    return JSONResponse(fields, status, {"cache-control": "no-store"})
 
 
 def _go(to: str, message: str, *, wrong: bool) -> Response:

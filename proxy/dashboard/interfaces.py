@@ -12,6 +12,7 @@ from proxy.background.comparisons import Comparisons
 from proxy.domain.feedback_rows import FeedbackResult
 from proxy.domain.policies import Policies
 from proxy.recording.recorder import Recorder
+from proxy.upstream.spending import SpendingCap
 from whetstone.config.settings import Settings
 
 Take = Callable[[list[dict[str, Any]], str | None], Awaitable[list[FeedbackResult]]]
@@ -34,6 +35,8 @@ class Parts:
     written_until: Callable[[], float]
     """Return the time (seconds since the epoch) before which all finished calls are in the tables."""
     comparisons: Comparisons
+    spending: SpendingCap
+    """The cap of all projects on what other servers cost, and what was spent today."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ class ActionResult:
     to: str | None = None
     rater: str | None = None
     """The name under which this browser rates from now on; None: it stays."""
+    reward: float | None = None
+    """The reward that the rated attempt will have; a script shows it on the attempt's card."""
 
 
 @dataclass(frozen=True)

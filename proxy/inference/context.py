@@ -43,6 +43,8 @@ class CallResult(msgspec.Struct, frozen=True, gc=False):
         read = [one.prompt_tokens for one in self.results if one.prompt_tokens is not None]
         choices = [choice for one in self.results for choice in one.choices]
         sampled = [len(choice.token_ids) for choice in choices if choice.token_ids is not None]
+        if not sampled:
+            sampled = [one.answer_tokens for one in self.results if one.answer_tokens is not None]
         return sum(read) if read else None, sum(sampled) if sampled else None
 
     @property
@@ -196,6 +198,8 @@ class CallContext(msgspec.Struct):
         calls = []
         for one in results:
             first = one.prompt == 0
+            # Other servers return no ids, but the number of tokens.
+            choices = one.choices if speaker.upstream is None else one.counted()
             if not alone:
                 conversation = hasher.conversation([messages[one.prompt]], self.owner)
             # Positional arguments: with keywords this takes twice as long.
@@ -219,7 +223,7 @@ class CallContext(msgspec.Struct):
                     facts.bent,
                     one.prompt_token_ids,
                     one.prompt_tokens,
-                    one.choices,
+                    choices,
                     self.created_at_s,
                     self.ttft_ms,
                     total_ms,
@@ -232,9 +236,9 @@ class CallContext(msgspec.Struct):
                     facts.prompt_hash if alone else prompt_hash(conversation, tools, address.task),
                     self.key_id,
                     # One choice is by far the most frequent: no comprehension for it.
-                    (hasher.history(conversation, one.choices[0]),)
-                    if len(one.choices) == 1
-                    else tuple([hasher.history(conversation, choice) for choice in one.choices]),
+                    (hasher.history(conversation, choices[0]),)
+                    if len(choices) == 1
+                    else tuple([hasher.history(conversation, choice) for choice in choices]),
                     facts.constraints,
                     self.explored,
                     result.stored,

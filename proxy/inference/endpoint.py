@@ -41,6 +41,7 @@ from proxy.trajectories.conversation_hash import ConversationHasher
 from proxy.trajectories.resolver import TrajectoryResolver
 from proxy.upstream.load_balancer import Replicas
 from proxy.upstream.server import Answering, Request, refusal
+from proxy.upstream.spending import SpendingCap
 from proxy.wire.decoding import Stream
 from proxy.wire.interfaces import UNREADABLE, Server
 from proxy.wire.registry import DIALECTS
@@ -81,6 +82,7 @@ class Inference:
         settings: ProxySettings,
         charge: Callable[[Principal, int], None],
         stored: StoredResponses,
+        spending: SpendingCap,
         redactor: Redactor | None = None,
         *,
         no_train: bool = False,
@@ -96,6 +98,7 @@ class Inference:
         self._sign_feedback = sign_feedback
         self._redactor = redactor
         self._stored = stored
+        self._spending = spending
         self._no_train = no_train
         self._explore = {policy: one for policy, one in (explore or {}).items() if one.share > 0}
         self._finisher = CallFinisher(recorder, resolver, replays, charge)
@@ -203,11 +206,12 @@ class Inference:
         if speaker.upstream is None:
             server = Server(max_model_len=self._vllm.max_model_len(), chat_rules=self._vllm.chat_rules)
         else:
-            server = Server(captured=False)
+            server = Server(captured=False, counts_usage=self._spending.is_priced(self._project, speaker.policy))
         request = DIALECTS[path](body, server)
         for_teacher = None
         if handover is not None:
-            teacher = msgspec.structs.replace(server, captured=False, is_teacher=True)
+            counts_usage = self._spending.is_priced(self._project, handover.teacher)
+            teacher = msgspec.structs.replace(server, captured=False, is_teacher=True, counts_usage=counts_usage)
             for_teacher = partial(DIALECTS[path], body, teacher)
         return CallContext(
             self._project,
@@ -243,6 +247,8 @@ class Inference:
         """Serve a call that was admitted and read: place it, choose its version and ask for the answer, relay it,
         record it."""
         self._recorder.check_room()
+        if context.speaker.upstream is not None:
+            self._spending.check(self._project, context.speaker.policy)
         resolver = self._resolver
         call = context.id, context.address, context.continued_conversation(), context.question
         context.place = resolver.resolve_in_memory(*call) or await resolver.resolve(*call)
@@ -285,10 +291,13 @@ class Inference:
                 self._finisher.on_discarded(context)
 
     def _choose_side(self, context: CallContext, handover: Handover) -> None:
-        """Let the teacher answer a call of its trajectories, instead of the policy that was requested."""
+        """Let the teacher answer a call of its trajectories, instead of the policy that was requested; not if the day's
+        money is spent."""
         place, for_teacher = context.place, context.for_teacher
         assert place is not None and for_teacher is not None
         if not handover.teacher_answers(place.trajectory_id, context.address.group_id, place.pins):
+            return
+        if self._spending.refuses(self._project, handover.teacher):
             return
         # A conversation is recognised by the form that it has for the policy's own server.
         context.known_conversation = context.conversation

@@ -28,7 +28,10 @@ class PassthroughEndpoint:
         policies: Callable[[], Policies],
         upstreams: Mapping[str | None, Answering],
         settings: ProxySettings,
+        check_spending: Callable[[str], None],
     ) -> None:
+        """Create the endpoint. `check_spending`: refuse a policy of another server whose answer would cost too much."""
+        self._check_spending = check_spending
         self._policies = policies
         self._upstreams = upstreams
         self._settings = settings
@@ -50,6 +53,8 @@ class PassthroughEndpoint:
 
     async def _answer(self, path: str, headers: Mapping[bytes, bytes], body: Body, send: Send) -> None:
         speaker, request_id = self._policies().resolve(body.model), new_id()
+        if speaker.upstream is not None:
+            self._check_spending(speaker.policy)
 
         def request() -> Request:
             """Return the request for the current state: after a wait, another version may have to answer."""

@@ -22,6 +22,7 @@ from proxy.recording.recorder import Recorder
 from proxy.recording.redaction import Redactor
 from proxy.supervision import unexpected
 from proxy.upstream.load_balancer import Replicas
+from proxy.upstream.spending import SpendingCap
 from whetstone import __version__
 from whetstone.domain.states import StepState
 from whetstone.observability.metric_names import BY_NAME
@@ -103,6 +104,13 @@ def servers_of(replicas: Replicas) -> list[Metric]:
         _some("whetstone_in_flight_calls", [((one.url,), one.in_flight) for one in replicas]),
         _one("whetstone_waiting_calls", replicas.waiting),
     ]
+
+
+def spending_of(spending: SpendingCap) -> list[Metric]:
+    """Report what was spent today, and the cap; nothing where nothing is counted."""
+    last = spending.last
+    spent = [] if last is None else [(("judges",), last.judges_usd), (("upstreams",), last.upstreams_usd)]
+    return [_some("whetstone_spent_usd", spent), _one("whetstone_spending_cap_usd", spending.usd_per_day)]
 
 
 def queues_of(queues: Queues) -> list[Metric]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxy.domain.call import Call
+from whetstone.domain.why_not_trained import WhyNotTrained
 
 FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 WHOLE_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -47,6 +48,8 @@ class TrafficCounts:
     """Policy, endpoint and status -> calls."""
     prompt_tokens: Counter[str] = field(default_factory=Counter)
     sampled_tokens: Counter[str] = field(default_factory=Counter)
+    of_vllm: int = 0
+    """Those of `sampled_tokens` that vLLM sampled, whatever the policy."""
     first_token: dict[str, Histogram] = field(default_factory=dict)
     whole: dict[str, Histogram] = field(default_factory=dict)
 
@@ -70,6 +73,7 @@ class Traffic:
     def _note(self, policy: str, calls: Sequence[Call]) -> None:
         counts = self._counts
         counts.sampled_tokens[policy] += sum([call.sampled_tokens for call in calls])
+        counts.of_vllm += sum([call.sampled_tokens for call in calls if call.bent != WhyNotTrained.DEMONSTRATION])
         counts.prompt_tokens[policy] += sum([call.read_tokens for call in calls])
         # A request with several prompts is one call for each: times and answers are counted for the first one.
         firsts = [call for call in calls if not call.first_id]
@@ -80,9 +84,9 @@ class Traffic:
             counts.whole.setdefault(policy, Histogram(WHOLE_S)).note(whole)
 
     def sampled_tokens(self) -> int:
-        """Return the number of tokens sampled so far, of all policies."""
+        """Return the number of tokens that vLLM has sampled so far, for all policies."""
         with self._lock:
-            return self._counts.sampled_tokens.total()
+            return self._counts.of_vllm
 
     def snapshot(self) -> TrafficCounts:
         """Return a copy of the counts so far, for one reader."""

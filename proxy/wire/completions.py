@@ -13,16 +13,16 @@ from proxy.wire.chat.stream import GrowingChoice
 from proxy.wire.decoding import (
     ChunkStream,
     encode,
-    prompt_tokens_of,
     raw,
     read_ids,
     read_index,
     read_object,
     read_objects,
     read_text,
+    usage_of,
 )
 from proxy.wire.interfaces import Answer, PromptResult, Server
-from proxy.wire.parameters import SampledRequest, why_bent
+from proxy.wire.parameters import SampledRequest, lacks_usage, why_bent, with_usage
 from proxy.wire.request_body import Body, deadly, whole
 from whetstone.domain.why_not_trained import WhyNotTrained
 
@@ -71,6 +71,8 @@ class TextRequest(SampledRequest):
         self.wants_token_ids = not self.capturable or given is True
         """Whether the app sees token ids if the answer has any."""
         self.wants_logprobs = not self.capturable or values.get("logprobs") is not None
+        self.hides_usage = server.counts_usage and lacks_usage(body)
+        """Whether the app did not request the last chunk of a stream, which reports the tokens."""
 
     @property
     def prompts(self) -> list[Any]:
@@ -111,6 +113,8 @@ class TextRequest(SampledRequest):
             fields["return_token_ids"] = raw(True)
             if not self._body.given("logprobs"):
                 fields["logprobs"] = raw(0)
+        if self.hides_usage:
+            fields["stream_options"] = with_usage(self._body)
         return encode(fields)
 
     def read(self, body: bytes) -> Answer:
@@ -138,8 +142,8 @@ class TextStream(ChunkStream):
         self._request = request
         self._choices: dict[int, GrowingChoice] = {}
         self._prompt_token_ids: dict[int, list[int]] = {}
-        self._prompt_tokens: int | None = None
-        """Number of tokens of all prompts together."""
+        self._usage: tuple[int | None, int | None] = None, None
+        """Tokens of all prompts and of all choices."""
 
     @property
     def results(self) -> tuple[PromptResult, ...]:
@@ -148,10 +152,13 @@ class TextStream(ChunkStream):
         return tuple(self._result_of(prompt, range(prompt * n, prompt * n + n)) for prompt in prompts)
 
     def _take(self, fields: dict[str, msgspec.Raw]) -> bool:
-        if fields.get("usage", NULL) != NULL:
-            self._prompt_tokens = prompt_tokens_of(fields["usage"])
+        has_usage = fields.get("usage", NULL) != NULL
+        if has_usage:
+            self._usage = usage_of(fields["usage"])
         if "choices" in fields:
             choices = read_objects(fields["choices"])
+            if has_usage and not choices and self._request.hides_usage:
+                return False
             for choice in choices:
                 self._add(choice)
                 # Remove what capture added, leaving the nulls that vLLM would have sent without it.
@@ -184,9 +191,14 @@ class TextStream(ChunkStream):
 
     def _result_of(self, prompt: int, indexes: range) -> PromptResult:
         choices = tuple(self._choices[index].frozen(index) for index in indexes if index in self._choices)
+        read, answered = self._usage
+        is_alone = len(self._request.prompts) <= 1
+        # vLLM returns each prompt's ids; of another server only the sum is known, which the first prompt gets.
+        has_sum = is_alone or (prompt == 0 and not self._request.capturable)
         return PromptResult(
             self._prompt_token_ids.get(prompt),
-            self._prompt_tokens if len(self._request.prompts) <= 1 else None,
+            read if has_sum else None,
             choices or (Choice(indexes.start, {}),),
             prompt,
+            answered if prompt == 0 else None,
         )

@@ -14,7 +14,8 @@ DONE_EVENT = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 16 * 2**20
 """Longest event. An unfinished event is scanned again with each piece that arrives, so it must not grow without end."""
 
-Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+LARGEST_NUMBER = 2**31 - 1
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 """A token id, or a choice's index: what SQL's integers hold."""
 
 decode = msgspec.json.Decoder().decode
@@ -42,6 +43,7 @@ raw_name = lru_cache(256)(raw)
 
 class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: Number | None = None
+    completion_tokens: Any = None
 
 
 class TokenLogprob(msgspec.Struct, gc=False):
@@ -80,10 +82,15 @@ def logprobs_of(logprobs: ChoiceLogprobs | None) -> list[float] | None:
     return [content[0].logprob] if len(content) == 1 else [token.logprob for token in content]
 
 
-def prompt_tokens_of(piece: msgspec.Raw | None) -> int | None:
-    """Return the number of prompt tokens from the usage, or None if it was not reported."""
+def usage_of(piece: msgspec.Raw | None) -> tuple[int | None, int | None]:
+    """Return the number of prompt tokens and of answer tokens from the usage; None where it was not reported."""
     usage = None if piece is None else _usage.decode(piece)
-    return None if usage is None else usage.prompt_tokens
+    return (None, None) if usage is None else (usage.prompt_tokens, count_of(usage.completion_tokens))
+
+
+def count_of(value: Any) -> int | None:
+    """Return a number of tokens that another server reports; None if it is no number that a column can hold."""
+    return value if type(value) is int and 0 <= value <= LARGEST_NUMBER else None
 
 
 class Events:

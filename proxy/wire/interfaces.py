@@ -23,6 +23,8 @@ class Server(msgspec.Struct, frozen=True):
     """Most tokens of prompt and answer together; None until the server has reported it."""
     chat_rules: ChatRules = ChatRules()
     """How it makes a chat of Anthropic messages."""
+    counts_usage: bool = False
+    """It is another server whose answers have a price, so that streams must report their tokens too."""
     is_teacher: bool = False
     """It is another server that answers in the place of ours."""
 
@@ -41,6 +43,20 @@ class PromptResult(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]
     prompt: int = 0
     """The prompt's index in the request; only `/v1/completions` takes several."""
+    answer_tokens: int | None = None
+    """Tokens of all answers of the request, which the first prompt has."""
+
+    def counted(self) -> tuple[Choice, ...]:
+        """Return the choices, each with its number of tokens. Of choices without ids only the sum is reported: each
+        gets an equal part."""
+        tokens, choices = self.answer_tokens, self.choices
+        if tokens is None:
+            return choices
+        each, more = divmod(tokens, len(choices) or 1)
+        return tuple(
+            one if one.token_ids is not None else msgspec.structs.replace(one, sampled=each + (place < more))
+            for place, one in enumerate(choices)
+        )
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.wire.decoding import Number
+from proxy.wire.decoding import Number, raw
 from proxy.wire.interfaces import UNREADABLE
 from proxy.wire.request_body import Body, exploring, whole
 from whetstone.domain.why_not_trained import WhyNotTrained
@@ -225,6 +225,19 @@ class SampledRequest(ABC):
     def constraints(self) -> dict[str, Any] | None:
         """Return what bends the distribution that the answer is sampled from, or None if nothing does."""
         return constraints_of(self._body.values) if self._for_vllm else None
+
+
+def lacks_usage(body: Body) -> bool:
+    """Return whether a streamed answer would not report its tokens, and may be asked to."""
+    options = body.values.get("stream_options")
+    if not body.stream or not (options is None or isinstance(options, dict)):
+        return False
+    return not (options or {}).get("include_usage")
+
+
+def with_usage(body: Body) -> msgspec.Raw:
+    """Return the request's `stream_options`, changed so that the stream reports its tokens."""
+    return raw((body.values.get("stream_options") or {}) | {"include_usage": True})
 
 
 def why_bent(values: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from proxy.domain.call import NULL, Choice
-from proxy.wire.decoding import Number, Stream, data_of, decode, encode, raw, read_list, read_object
+from proxy.wire.decoding import Stream, count_of, data_of, decode, encode, raw, read_list, read_object
 from proxy.wire.interfaces import Answer, PromptResult, Server
 from proxy.wire.request_body import Body, as_list
 from proxy.wire.responses.stored import PREVIOUS, stored_of_native
@@ -130,7 +130,8 @@ def _result_of(answer: dict[str, Any]) -> PromptResult:
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     return PromptResult(
         prompt_token_ids=None,
-        prompt_tokens=_tokens(answer.get("usage")),
+        prompt_tokens=_tokens(answer.get("usage"), "input_tokens"),
+        answer_tokens=_tokens(answer.get("usage"), "output_tokens"),
         choices=(
             Choice(
                 index=0,
@@ -142,16 +143,9 @@ def _result_of(answer: dict[str, Any]) -> PromptResult:
     )
 
 
-class _Usage(msgspec.Struct):
-    input_tokens: Number | None = None
-
-
-def _tokens(usage: Any) -> int | None:
-    """Return the number of prompt tokens, or None if it was not reported as a number that a column can hold."""
-    try:
-        return msgspec.convert(usage, _Usage).input_tokens
-    except msgspec.ValidationError:
-        return None
+def _tokens(usage: Any, name: str) -> int | None:
+    """Return a number of tokens, or None if it was not reported as a number that a column can hold."""
+    return count_of(usage.get(name)) if isinstance(usage, dict) else None
 
 
 class NativeStream(Stream):

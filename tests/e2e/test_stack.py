@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 from proxy.dashboard.queries import policies
 from proxy.dashboard.views import version_rewards
 from whetstone.database.engine import connect
+from whetstone.registry import reward_store
 
 ROOT = Path(__file__).resolve().parents[2]
 WHETSTONE = [sys.executable, "-m", "whetstone.cli.main"]
@@ -141,7 +142,9 @@ def assert_the_dashboard_counts_the_same_games(data: Path, printed: str) -> None
     with reading(data) as connection:
         rewards = policies.rewards(connection, "default", "starter")
         last = max(one.version for one in rewards.held_out)
-        before, after = (policies.held_out_rewards(connection, "default", "starter", version) for version in (0, last))
+        before, after = (
+            reward_store.held_out_rewards(connection, "default", "starter", version) for version in (0, last)
+        )
     means = version_rewards.mean_rewards(rewards).held_out
     gain = version_rewards.gain(version_rewards.Comparison(last, is_held_out=True), rewards, before, after)
     for version in (0, last):

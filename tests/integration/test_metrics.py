@@ -388,7 +388,7 @@ def test_every_figure_that_is_told_is_described_and_the_other_way_round(
 SELDOM = {
     "whetstone_capture_completeness", "whetstone_group_waits_seconds", "whetstone_groups_waiting_for_judges",
     "whetstone_judge_calls", "whetstone_judge_cost_usd", "whetstone_judge_seconds", "whetstone_judge_tokens",
-    "whetstone_groups_discarded", "whetstone_handover_share",
+    "whetstone_groups_discarded", "whetstone_handover_share", "whetstone_spent_usd", "whetstone_spending_cap_usd",
 }  # fmt: skip
 """What a short run has no sample of."""
 

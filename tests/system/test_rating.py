@@ -63,6 +63,8 @@ def test_fifty_attempts_are_rated_by_keyboard(look_at_own: Look, own: RunningPro
         page.keyboard.press(key)
         page.locator(f"#{card} [data-status]").filter(has_text="Saved").wait_for()
         assert page.locator(f"#{card} [aria-pressed=true]").get_attribute("aria-keyshortcuts") == key
+        shown = page.locator(f"#{card} [data-reward]").inner_text().split()
+        assert float(shown[2]) == REWARDS[key] and shown[3:] == ["from", "your", "rating"], "the card shows it at once"
         expected[name] = (REWARDS[key], "12u: just words" if number % 10 == 3 else None)
     assert {name: (row.reward, row.comment) for name, row in ratings(own).items()} == expected
     page.goto(page.url.partition("?")[0])

@@ -173,6 +173,11 @@ class UpstreamSettings(Section):
     """Policy name = model name on that server: `teacher = "gpt-4o"`. Apps use the policy name."""
     project: str | None = None
     """The project whose apps may use these models; unset: the home project."""
+    usd_per_million_prompt_tokens: float | None = Field(None, ge=0)
+    """Price of prompt tokens of all its models, for `spending.usd_per_day`; models with other prices get a section of
+    their own with the same URL. Unless both prices are set, the cost is unknown."""
+    usd_per_million_completion_tokens: float | None = Field(None, ge=0)
+    """Price of answer tokens, in the same way. With prices, streams are sent with `stream_options.include_usage`."""
 
     @field_validator("models")
     @classmethod

@@ -56,6 +56,10 @@ class RewardFunction(Section):
     """MiB of address space it may use."""
 
 
+BASE = "base"
+"""The judge's model that is the base model which vLLM serves here."""
+
+
 class JudgeSettings(Section):
     """A model that ranks groups."""
 
@@ -184,7 +188,8 @@ class HandoverSettings(Section):
     """How often, at most, the share rises although the policy is `margin` below the teacher, or falls although it is
     no further below."""
     usd_per_million_prompt_tokens: float | None = Field(None, ge=0)
-    """The teacher's price of prompt tokens. Unless both prices are set, the saved cost is unknown."""
+    """The teacher's price of prompt tokens, to show what is saved and for `spending.usd_per_day`. Unless both prices
+    are set, those of its server (`[upstreams.<name>]`) are used."""
     usd_per_million_completion_tokens: float | None = Field(None, ge=0)
     """The teacher's price of answer tokens, in the same way."""
 

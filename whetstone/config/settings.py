@@ -20,6 +20,7 @@ from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import PolicyNames, ProxySettings, UpstreamSettings, VllmSettings, policy_name
 from whetstone.config.rewards import JudgeSettings, RewardSettings, Section, Url
 from whetstone.config.secret_files import SUFFIX, take_up
+from whetstone.config.spending import Prices, SpendingSettings, known_prices
 from whetstone.config.teachers import TeacherSettings
 from whetstone.config.trainer import TrainerSettings
 from whetstone.domain.ids import ID
@@ -137,6 +138,7 @@ class Settings(Section):
     gate: GateSettings = GateSettings()
     learning: dict[str, RewardSettings] = Field(default_factory=dict)
     """Reward settings of each policy: `[learning.starter]`, one section for each policy that needs one."""
+    spending: SpendingSettings = SpendingSettings()
     judges: dict[str, JudgeSettings] = Field(default_factory=dict)
     """Models that rank groups, by a name of your choice: `[judges.strong] model = "openai/gpt-4.1-2025-04-14"`."""
 
@@ -170,7 +172,20 @@ class Settings(Section):
                     f"learning.{policy}.ruler: no judge is named {strangers[0]!r}; there are: "
                     f"{', '.join(self.judges) or 'none'}"
                 )
+        self._check_prices()
         return self
+
+    def _check_prices(self) -> None:
+        """Check that with a spending cap the price of every model of another server is known."""
+        if self.spending.usd_per_day is None:
+            return
+        prices = self.upstream_prices
+        for name, upstream in self.upstreams.items():
+            if unpriced := [one for one in upstream.models if (upstream.project or self.home, one) not in prices]:
+                raise ValueError(
+                    f"upstreams.{name}: spending.usd_per_day is set, and the price of {unpriced[0]!r} is unknown; set "
+                    "usd_per_million_prompt_tokens and usd_per_million_completion_tokens (0 if it costs nothing)"
+                )
 
     def _check_handovers(self) -> None:
         """Check that each teacher of a handover is a model of another server, for the same project, and for one
@@ -281,6 +296,31 @@ class Settings(Section):
     def privacy(self) -> PrivacySettings:
         """The project's privacy settings."""
         return (self._whole or self).projects.get(self.project, ProjectSettings()).privacy
+
+    @property
+    def all_projects(self) -> tuple[str, ...]:
+        """The names of all projects, the home project's first."""
+        return tuple(dict.fromkeys((self.home, *(self._whole or self).projects)))
+
+    @property
+    def upstream_prices(self) -> dict[tuple[str, str], Prices]:
+        """The known prices of other servers' models, by project and policy, of all projects."""
+        whole = self._whole or self
+        prices: dict[tuple[str, str], Prices] = {}
+        for server in whole.upstreams.values():
+            price = known_prices(server.usd_per_million_prompt_tokens, server.usd_per_million_completion_tokens)
+            for policy in server.models:
+                if (own := whole._price_as_teacher(policy) or price) is not None:
+                    prices[server.project or whole.project, policy] = own
+        return prices
+
+    def _price_as_teacher(self, policy: str) -> Prices | None:
+        """Return the price of a handover's teacher; None of other policies."""
+        handovers = (one.handover for one in self.learning.values() if one.handover is not None)
+        for one in handovers:
+            if one.teacher == policy:
+                return known_prices(one.usd_per_million_prompt_tokens, one.usd_per_million_completion_tokens)
+        return None
 
     def learning_of(self, policy: str) -> RewardSettings:
         """Return the policy's reward settings, or the defaults."""

@@ -4,17 +4,20 @@ The trainer decides by itself when a step is due (`trainer.domain.triggers`), fr
 sentences come from counts. `whetstone step --dry-run` shows the trainer's own choice.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from whetstone.config.trainer import TrainerSettings
-from whetstone.domain.stats import FEWEST_REWARDS, sample_of, welch
+from whetstone.domain import gains
+from whetstone.domain.stats import FEWEST_REWARDS, sample_of
 from whetstone.domain.why_not_trained import WhyNotTrained as Why
 
 DAYS = 7
 """Days of attempts that are counted."""
+MANY_UNIFORM = 0.5
+"""Share of the newest groups from which on their equal rewards are a reason that nothing trains."""
 LATE_S = 60
 """Seconds after which a due step should have begun: the training worker looks every few seconds."""
 
@@ -32,6 +35,11 @@ REMEDIES = {
     Why.NO_TRAIN: "leave out `X-No-Train`, or `privacy.no_train` in the settings, where calls may be trained on",
     Why.ERROR: "`whetstone logs vllm` may say why calls fail",
 }
+PHASES = {
+    "starting": "wait: the terminal of `whetstone up` says what it does, `whetstone logs vllm` what vLLM does",
+    "stopping": "wait: its last processes still run; then `whetstone up` starts it again",
+}
+"""What to do while the processes of a stack start or stop."""
 ELSEWHERE = "`whetstone docs why_not_trained` explains it; `whetstone trajectories --why {reason}` lists them"
 
 
@@ -47,6 +55,10 @@ class ScoredGroups:
     """Groups whose rewards are equal: no step takes them."""
     oldest: datetime | None
     """When the first of those that can be trained on closed; None if there is none."""
+    recent: int = 0
+    """The newest groups with rewards that have closed, whatever became of them."""
+    recent_uniform: int = 0
+    """Those of them whose rewards are all equal."""
 
     def worth(self, trainer: TrainerSettings) -> float:
         """Return how many of the groups that start a step are there; single attempts count in part."""
@@ -62,6 +74,8 @@ class Stack:
     """None if the processes are not known, as where containers run them."""
     url: str | None
     """The proxy's."""
+    phase: str | None = None
+    """`starting` or `stopping`, if its processes do one of these; None if they run or none does."""
 
 
 def why_not(
@@ -72,6 +86,8 @@ def why_not(
     The first reason that applies is returned, from the stack to the calls.
     """
     name, step = policy["policy"], policy["last_step"]
+    if stack.phase is not None and not stack.runs:
+        return f"the stack is {stack.phase}", PHASES[stack.phase]
     if not stack.runs:
         return "the stack is down", "start it with `whetstone up`, or name its folder with --data"
     if policy["state"] != "training":
@@ -94,18 +110,54 @@ def why_not(
     return _of_groups(scored, policy["groups"], policy["attempts"]) or _of_attempts(policy, was_called, stack)
 
 
-def gain(rewards: Rewards, before: int, after: int) -> dict[str, Any] | None:
+def uniform_groups(policy: Row, scored: ScoredGroups, trainer: TrainerSettings) -> tuple[str, str] | None:
+    """Return how many groups teach nothing because their rewards are equal, and what to do; None where that is not why
+    the policy does not train."""
+    is_short = scored.worth(trainer) < trainer.groups_per_step
+    share = scored.recent_uniform / scored.recent if scored.recent else 0.0
+    if policy["state"] != "training" or not is_short or share < MANY_UNIFORM:
+        return None
+    what = f"the rewards are all equal in {scored.recent_uniform} of the last {_count(scored.recent, 'closed group')}"
+    return f"{what} ({share:.0%}), and no step takes those", REMEDIES[Why.GROUP_UNIFORM]
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """How the attempts of a version are read; only those of versions that are compared are."""
+
+    held_out: Callable[[int], gains.ByPrompt]
+    """The held-out rewards of a version, by prompt."""
+    training_prompts: Callable[[int], Sequence[str]]
+    """Hashes of a version's first prompts in training, one for each attempt."""
+
+
+def gain(rewards: Rewards, before: int, after: int, attempts: Attempts) -> dict[str, Any] | None:
     """Return by how much the mean reward of version `after` exceeds that of `before`, with its 95 % interval.
 
-    Held-out attempts are compared if both versions have FEWEST_REWARDS rewards of them, else those in training; None if
+    Held-out attempts are compared if both versions have FEWEST_REWARDS rewards of them, paired by prompt as on the
+    policy's page; else those in training, with `same_prompts`: whether both versions had the same prompts. None if
     neither split has enough.
     """
     for split in ("eval", "train") if after != before else ():
         both = [rewards.get((split, version), (0, 0.0, 0.0)) for version in (before, after)]
-        if min(count for count, _, _ in both) >= FEWEST_REWARDS:
-            difference = welch(*(sample_of(*one) for one in both))
-            ends = {"mean": difference.mean, "low": difference.low, "high": difference.high}
-            return {"version": after, "over": before, "split": split, "rewarded": [one[0] for one in both], **ends}
+        counts = [count for count, _, _ in both]
+        if min(counts) < FEWEST_REWARDS:
+            continue
+        is_paired = split == "eval" and gains.may_be_paired(*counts)
+        by_prompt = [attempts.held_out(version) if is_paired else {} for version in (before, after)]
+        result = gains.gain(sample_of(*both[0]), sample_of(*both[1]), *by_prompt)
+        same_prompts = None
+        if split == "train":
+            same_prompts = gains.had_same_prompts(*(attempts.training_prompts(version) for version in (before, after)))
+        return {
+            "version": after,
+            "over": before,
+            "split": split,
+            "rewarded": counts,
+            "pairs": result.pairs,
+            "same_prompts": same_prompts,
+            **asdict(result.difference),
+        }
     return None
 
 

@@ -11,6 +11,10 @@ from whetstone.doctor.training import Rewards, ScoredGroups
 
 QUEUE = ("open", "closed", "scored", "claimed")
 """States of groups that no step has finished with."""
+RECENT = 100
+"""Groups that have closed, the newest, among which those with equal rewards are counted."""
+CLOSED = ("scored", "claimed", "trained", "discarded")
+"""States of groups that have closed and may have rewards."""
 LEAST_SPREAD = 1e-9
 """Standard deviation of a group's rewards below which they are equal; the trainer itself compares their gaps."""
 
@@ -51,11 +55,14 @@ def scored(connection: Connection, project: str, policy: str) -> ScoredGroups:
     query = query.add_columns(func.min(each.closed_at).label("oldest")).group_by(each.alone, each.differs)
     rows = connection.execute(query).all()
     usable = [row for row in rows if row.alone or row.differs]
+    recent, recent_uniform = _recent(connection, project, policy)
     return ScoredGroups(
         groups=sum(row.groups for row in usable if not row.alone),
         singles=sum(int(row.members or 0) for row in usable if row.alone),
         uniform=sum(row.groups for row in rows if not row.alone and not row.differs),
         oldest=min((row.oldest for row in usable if row.oldest is not None), default=None),
+        recent=recent,
+        recent_uniform=recent_uniform,
     )
 
 
@@ -74,6 +81,23 @@ def was_called(connection: Connection, project: str, policy: str) -> bool:
     """Return whether any attempt of the policy is recorded."""
     query = select(th.policy).where(th.project == project, th.policy == policy, th.trajectories > 0).limit(1)
     return connection.execute(query).first() is not None
+
+
+def _recent(connection: Connection, project: str, policy: str) -> tuple[int, int]:
+    """Return how many of the newest groups that have closed have rewards, and in how many of them these are equal."""
+    closed: list[tuple[datetime, float]] = []
+    # A query for each state: each reads only the end of the index.
+    for state in CLOSED:
+        query = (
+            select(g.closed_at, g.reward_spread, g.compared_with)
+            .where(g.project == project, g.policy == policy, g.state == state, g.closed_at.is_not(None))
+            .order_by(g.closed_at.desc())
+            .limit(RECENT)
+        )
+        rows = connection.execute(query)
+        closed += [(at, spread) for at, spread, by in rows if spread is not None and by != "baseline"]
+    newest = sorted(closed, reverse=True)[:RECENT]
+    return len(newest), sum(spread <= LEAST_SPREAD for _, spread in newest)
 
 
 def _groups(connection: Connection, project: str, policy: str) -> dict[str, int]:

@@ -149,6 +149,13 @@ DATABASE = (
         "whetstone_judge_cost_usd", "What judges have cost in dollars, as far as prices are known.", "policy", "judge"
     ),
     _gauge(
+        "whetstone_spent_usd",
+        "What `judges` and `upstreams` have cost today (UTC) in dollars, over all projects, as far as prices are "
+        "known. None if there is no spending cap and no upstream has a price.",
+        "of",
+    ),
+    _gauge("whetstone_spending_cap_usd", "The setting spending.usd_per_day; none without a cap."),
+    _gauge(
         "whetstone_judge_seconds",
         "Of the judgements accepted within the last hour: how long a call took in the mean, and at most.",
         "judge",

@@ -4,5 +4,6 @@
 `manual_moves` does it for an administrator; `handover` sets which share of the requests a policy answers while a model
 of another server answers the others. `adapters` checks, loads and copies their files.
 `api_key_store` stores keys, the first one before a proxy listens. `completion_store` finds the completions that apps
-name in feedback.
+name in feedback. `reward_store` reads the rewards by which versions are compared,
+`spending` what other companies' servers cost.
 """

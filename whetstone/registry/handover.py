@@ -12,10 +12,10 @@ from sqlalchemy import Connection, column, func, select, table
 
 from migrations import schema
 from whetstone.config.rewards import HandoverSettings
+from whetstone.config.spending import Prices
 from whetstone.registry.versions import decide, live_version
 
 TEST = "handover"
-MILLION = 1_000_000
 
 p, g = schema.policies.c, schema.gate_results.c
 h = table(
@@ -129,8 +129,9 @@ def read_last_decision(connection: Connection, project: str, policy: str) -> Las
     return None if row is None else LastDecision(*row)
 
 
-def read_saved(connection: Connection, project: str, policy: str, settings: HandoverSettings) -> Savings:
-    """Return what the policy has answered since the hour in which its handover began, from the roll-ups."""
+def read_saved(connection: Connection, project: str, policy: str, prices: Prices | None) -> Savings:
+    """Return what the policy has answered since the hour in which its handover began, from the roll-ups. `prices`: its
+    teacher's."""
     of_test = (g.project == project, g.policy == policy, g.test == TEST, g.decision == "begin")
     began = connection.execute(select(func.max(g.created_at)).where(*of_test)).scalar_one()
     if began is None:
@@ -139,11 +140,7 @@ def read_saved(connection: Connection, project: str, policy: str, settings: Hand
     sums = (func.coalesce(func.sum(h[name]), 0) for name in ("completions", "prompt_tokens", "sampled_tokens"))
     query = select(*sums).where(h.project == project, h.policy == policy, h.hour >= hour, h.status == "complete")
     answers, read, written = map(int, connection.execute(query).one())
-    prices = settings.usd_per_million_prompt_tokens, settings.usd_per_million_completion_tokens
-    usd = None
-    if prices[0] is not None and prices[1] is not None:
-        usd = (read * prices[0] + written * prices[1]) / MILLION
-    return Savings(answers, read, written, usd)
+    return Savings(answers, read, written, None if prices is None else prices.usd(read, written))
 
 
 def _write(

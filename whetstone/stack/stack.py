@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -29,8 +30,8 @@ from whetstone.memory.automatic import choose
 from whetstone.messaging.task_names import JUDGE_QUEUE, TRAINER_QUEUE
 from whetstone.registry.api_key_store import ensure_bootstrap
 from whetstone.registry.projects import Store
-from whetstone.stack import vllm_processes
-from whetstone.stack.data_lock import exclusive
+from whetstone.stack import start_times, vllm_processes
+from whetstone.stack.data_lock import exclusive, mark_stopping
 from whetstone.stack.supervisor import Part, StartFailed, Supervisor
 from whetstone.terminal.progress import Say, show_progress, vllm_phase
 from whetstone.vllm.client import is_cpu_build
@@ -124,12 +125,16 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
             if own_vllm:
                 names = vllm_processes.names(settings.vllm.urls)
                 latest = partial(vllm_phase, *_log_end(supervisor, names[0]))
-                with show_progress(say, console, "starting vLLM", "vLLM is ready", latest) as look:
+                expected_s = start_times.expected_s(data, settings.model, len(names))
+                began_s = time.monotonic()
+                with show_progress(say, console, "starting vLLM", "vLLM is ready", latest, expected_s) as look:
                     for part in vllm_processes.parts(settings, store):
                         supervisor.start(part)
                     _start_workers(settings, supervisor, ours)
                     # vLLM takes longest; nothing else is waited for yet.
                     supervisor.await_ready(*names, meanwhile=look)
+                took_s = round(time.monotonic() - began_s, 1)
+                start_times.remember(data, start_times.StartTime(settings.model, len(names), took_s))
             else:
                 _start_workers(settings, supervisor, ours)
             # Before the proxy starts: what vLLM samples after that belongs to apps, and must appear in SQL.
@@ -145,6 +150,7 @@ def running(settings: Settings, say: Say, console: Console | None = None) -> Ite
             yield stack
         finally:
             try:
+                mark_stopping(data)
                 (data / "up.json").unlink(missing_ok=True)
                 say("stopping")
             finally:  # the reader of our output may be gone

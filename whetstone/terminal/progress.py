@@ -35,7 +35,12 @@ Say = Callable[[str], None]
 
 @contextmanager
 def show_progress(
-    say: Say, console: Console | None, what: str, done: str, latest: Callable[[], str | None] = lambda: None
+    say: Say,
+    console: Console | None,
+    what: str,
+    done: str,
+    latest: Callable[[], str | None] = lambda: None,
+    expected_s: float | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Show `what` until the block ends: on the console if it is a terminal, else by `say`. Then say `done` with the
     seconds that it took.
@@ -44,14 +49,17 @@ def show_progress(
         what: for example "starting vLLM".
         done: for example "vLLM is ready".
         latest: returns the latest phase; called repeatedly.
+        expected_s: seconds that it takes by experience; None if that is unknown.
 
     Yields:
         A function that checks for a new phase; call it meanwhile.
     """
     began_s = time.monotonic()
-    status = console.status(escape(what)) if console is not None and console.is_terminal else None
+    about = "" if expected_s is None else f" of about {expected_s:.0f} s"
+    begin = what if expected_s is None else f"{what}, about {expected_s:.0f} s, as the last time"
+    status = console.status(escape(begin)) if console is not None and console.is_terminal else None
     if status is None:
-        say(escape(what))
+        say(escape(begin))
     looked_s, printed_s = 0.0, began_s
     last_phase: str | None = None
 
@@ -62,7 +70,7 @@ def show_progress(
             return
         looked_s = now_s
         phase = latest()
-        line = escape(f"{what}, {now_s - began_s:.0f} s{f': {phase}' if phase else ''}")
+        line = escape(f"{what}, {now_s - began_s:.0f} s{about}{f': {phase}' if phase else ''}")
         if status is not None:
             status.update(line)
         elif phase not in (None, last_phase) or now_s - printed_s >= PLAIN_EVERY_S:

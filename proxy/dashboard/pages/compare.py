@@ -20,7 +20,7 @@ from proxy.dashboard.queries import ratings as store_ratings
 from proxy.dashboard.views.message_view import messages_of
 from proxy.dashboard.views.turn_view import answer_of
 from proxy.domain.policies import Policies
-from proxy.errors import BadRequest, NotFound
+from proxy.errors import BadRequest, NotFound, ProxyError
 from whetstone.domain.api_keys import Principal
 from whetstone.domain.ids import ID, new_id
 from whetstone.transfer.repeat import body_of, evaluation_headers, why_not_sent
@@ -58,14 +58,29 @@ def form(request: PageRequest) -> Mapping[str, Any]:
         }
     models = models_of(request.parts.policies())
     first, second = _suggested(request.parts.policies(), models)
+    chosen = {"a": filters.get("a", first), "b": filters.get("b", second)}
+    usual = {} if trajectory_id is not None else _usual(request, chosen["b"])
+    tokens = usual.get("max_tokens")
     return {
         **values,
         "models": models,
-        "chosen": {"a": filters.get("a", first), "b": filters.get("b", second)},
+        "chosen": chosen,
         "samples": filters.get("n", str(DEFAULT_SAMPLES)),
         "most_samples": MOST_SAMPLES,
-        "tokens": DEFAULT_TOKENS,
+        "tokens": DEFAULT_TOKENS if tokens is None else max(1, min(MOST_TOKENS, int(tokens))),
+        "temperature": usual.get("temperature"),
+        "usual_of": chosen["b"].partition("@")[0] if usual else None,
     }
+
+
+def _usual(request: PageRequest, name: str) -> dict[str, float | None]:
+    """Return the sampling fields that apps usually send with requests for this policy, so that answers are compared as
+    the apps get them; empty if they are unknown."""
+    try:
+        policy = request.parts.policies().resolve(name).policy
+    except ProxyError:
+        return {}
+    return store_comparisons.usual_sampling(request.connection, request.project, policy)
 
 
 def models_of(policies: Policies) -> list[str]:

@@ -9,6 +9,7 @@ from proxy.dashboard import pagination
 from proxy.dashboard.interfaces import PageRequest
 from proxy.dashboard.queries import counts, trajectories
 from whetstone.registry import api_key_store
+from whetstone.registry.spending import read_spending
 
 WINDOWS = {"day": timedelta(days=1), "week": timedelta(days=7), "month": timedelta(days=30), "all": None}
 MOST_KEYS = 200
@@ -34,6 +35,7 @@ def keys(request: PageRequest) -> Mapping[str, Any]:
         },
         "days": counts.judge_days(at, project, since),
         "cost": cost,
+        "spent": _spent(request),
         "judge_calls": calls,
         "by_task": counts.judged_by_task(at, project, trajectories.policy_names(at, project)),
         "newest_judgements": counts.NEWEST_JUDGEMENTS,
@@ -41,6 +43,24 @@ def keys(request: PageRequest) -> Mapping[str, Any]:
         "window": window,
         "since": since,
         "at": lambda **changed: pagination.href("/ui/keys", {**filters, **changed}),
+    }
+
+
+def _spent(request: PageRequest) -> dict[str, Any] | None:
+    """Load what was spent today: in the home project, of all projects, as the cap counts it; elsewhere of the project
+    itself. None where nothing is counted."""
+    settings, spending = request.parts.settings, request.parts.spending
+    if not spending.is_counted:
+        return None
+    spent = read_spending(request.connection, settings, request.now)
+    is_home = request.project == settings.home
+    usd, cap = spent.usd if is_home else spent.of_project(request.project), spending.usd_per_day
+    return {
+        "usd": usd,
+        "cap": cap,
+        "is_of_all": is_home and len(settings.all_projects) > 1,
+        "is_reached": cap is not None and spent.usd >= cap,
+        "parts": [(name, cost) for (owner, name), cost in sorted(spent.upstreams.items()) if owner == request.project],
     }
 
 

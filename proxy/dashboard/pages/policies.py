@@ -13,7 +13,7 @@ from proxy.dashboard.queries import policies as store_policies
 from proxy.dashboard.views import chart_data, version_rewards
 from proxy.errors import BadRequest, NotFound, StepRefused
 from whetstone.domain.stats import FEWEST_REWARDS
-from whetstone.registry import version_store
+from whetstone.registry import reward_store, version_store
 from whetstone.registry.handover import read_handover, read_last_decision, read_saved
 
 DRAWN = 400
@@ -104,7 +104,7 @@ def _gain(
     if compared is None:
         return None
     before, after = (
-        store_policies.held_out_rewards(request.connection, request.project, name, version)
+        reward_store.held_out_rewards(request.connection, request.project, name, version)
         if version_rewards.may_be_paired(compared, rewards)
         else {}
         for version in (0, compared.version)
@@ -156,7 +156,12 @@ def _handover(request: PageRequest, name: str) -> dict[str, Any] | None:
         "state": state,
         "shares": settings.shares,
         "last": read_last_decision(request.connection, request.project, name),
-        "saved": read_saved(request.connection, request.project, name, settings),
+        "saved": read_saved(
+            request.connection,
+            request.project,
+            name,
+            request.parts.settings.upstream_prices.get((request.project, settings.teacher)),
+        ),
     }
 
 

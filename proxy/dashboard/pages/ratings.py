@@ -29,12 +29,15 @@ AT_ONCE = 20
 SCORES = range(1, 6)
 """Scores that a rater can give; the lowest is the reward 0, the highest 1."""
 MOST_PAIRS = 100
-AFTER = re.compile(r"(-?[0-9]{1,12})~(-?[0-9]{1,18})~(.+)")
+AFTER = re.compile(r"([0-9]{1,9})~(-?[0-9]{1,12})~(-?[0-9]{1,18})~(.+)")
 """A place in the queue, in the address of the attempts after it."""
 
 
 def queue(request: PageRequest) -> Mapping[str, Any]:
-    """Load the attempts that a further rating tells most about, without those that this rater has rated."""
+    """Load the attempts that a further rating tells most about, without those that this rater has rated.
+
+    The first attempt of every group comes before the second of any.
+    """
     at, project, rater = request.connection, request.project, request.visitor.rater
     filters, linked = _filters(request.query)
     page = store_ratings.candidates(at, project, filters)
@@ -43,12 +46,12 @@ def queue(request: PageRequest) -> Mapping[str, Any]:
     group_ids = {row["group_id"] for row in page.rows if row["reward_source"] == "judge"} - {None}
     opinions = priority.opinions(page.rows, feedback, store_ratings.judged(at, project, group_ids))
     own = store_ratings.own(at, project, rater, ids, ())
-    ranked = [
+    prioritised = [
         {**row, "opinions": values, "priority": priority.priority(values)}
         for row in page.rows
-        if row["id"] not in own
         for values in [opinions[row["id"]].values]
     ]
+    ranked = [row for row in priority.by_group(prioritised, own, _by_priority) if row["id"] not in own]
     ranked.sort(key=_place)
     after = _read_place(request.query.get("after", ""))
     left = [row for row in ranked if after is None or _place(row) > after]
@@ -108,15 +111,17 @@ async def rate(request: FormRequest) -> ActionResult:
         NotRecorded: the rating could not be stored.
     """
     ((name, target_id),) = request.path.items()
-    form, summary = request.form, ""
+    form, summary, reward = request.form, "", None
     body: dict[str, Any] = {name: target_id}
     metadata: dict[str, Any] = {}
     if form.get("thumbs") in ("up", "down"):
         body["thumbs"] = form["thumbs"]
+        reward = float(form["thumbs"] == "up")
         summary = f"thumbs {form['thumbs']}"
     elif "score" in form:
         score = _score(form["score"])
-        body["reward"], metadata["score"] = reward_of(score), score
+        body["reward"] = reward = reward_of(score)
+        metadata["score"] = score
         summary = f"score {score}"
     if demonstration := form.get("demonstration", "").strip():
         body["demonstration"] = demonstration
@@ -126,7 +131,7 @@ async def rate(request: FormRequest) -> ActionResult:
     if comment := form.get("comment", "").strip():
         body["comment"] = comment
     await save(request, {**body, "metadata": metadata})
-    return ActionResult(f"Saved: {summary}")
+    return ActionResult(f"Saved: {summary}", reward=reward if name == "trajectory_id" else None)
 
 
 async def save(request: FormRequest, *bodies: Mapping[str, Any]) -> list[str]:
@@ -166,11 +171,16 @@ def _score(text: str) -> int:
     return int(text)
 
 
-def _place(row: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Return the place of an attempt in the queue: by priority; of equal ones the newest first."""
+def _by_priority(row: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Return what attempts are ordered by: their priority; of equal ones the newest first."""
     return -round(1e9 * row["priority"]), -int(row["created_at"].timestamp() * 1e6), row["id"]
 
 
-def _read_place(text: str) -> tuple[int, int, str] | None:
+def _place(row: Mapping[str, Any]) -> tuple[int, int, int, str]:
+    """Return the place of an attempt in the queue: the first of each group by priority, then the second of each."""
+    return row["in_group"], *_by_priority(row)
+
+
+def _read_place(text: str) -> tuple[int, int, int, str] | None:
     match = AFTER.fullmatch(text)
-    return None if match is None else (int(match[1]), int(match[2]), match[3])
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3]), match[4])

@@ -1,5 +1,6 @@
 """The dashboard's SQL for comparisons: the recorded call that is asked again, and the answers as they come."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -7,10 +8,15 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from migrations import schema
-from whetstone.transfer.exporting.rows import Completion
+from proxy.dashboard.queries.newest import newest
+from whetstone.transfer.exporting.rows import CHAT, Completion
 
 MOST_TURNS = 200
 """Most turns of a conversation that is asked again."""
+USUAL = 50
+"""Newest chats of a policy whose sampling fields a comparison takes."""
+USUAL_S = 0.04
+"""How long to look for them."""
 _NEEDED = [field.name for field in fields(Completion) if field.default is MISSING]
 """All but the token ids and their logprobs."""
 
@@ -42,6 +48,24 @@ def recorded_call(connection: Connection, project: str, trajectory_id: str, turn
     by_id = {row.id: Completion(**{name: row._mapping[name] for name in _NEEDED}) for row in rows}
     last = rows[0]
     return RecordedCall(by_id[last.id], by_id, last.sampling, last.end_user, last.task)
+
+
+def usual_sampling(connection: Connection, project: str, policy: str) -> dict[str, float | None]:
+    """Return the `temperature` and `max_tokens` that most of the policy's newest chats had, None where they had none;
+    empty if there are no chats. Answers of comparisons do not count."""
+    chats = [c.policy == policy, c.endpoint == CHAT, c.trajectory_id.not_like("compare-%")]
+    columns = (c.sampling, c.created_at, c.id)
+    page = newest(connection, schema.completions, columns, [c.project == project], chats, None, USUAL, USUAL_S)
+    pairs = Counter(
+        (_number(sent.get("temperature")), _number(sent.get("max_completion_tokens", sent.get("max_tokens"))))
+        for row in page.rows
+        for sent in [row["sampling"] or {}]
+    )
+    return dict(zip(("temperature", "max_tokens"), pairs.most_common(1)[0][0], strict=True)) if pairs else {}
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def place_of(connection: Connection, project: str, completion_id: str) -> tuple[str, int] | None:

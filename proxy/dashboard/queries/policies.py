@@ -1,8 +1,8 @@
 """The dashboard's SQL for policies: their states, the rewards of each version, the gate decisions, their steps. Reads
 only.
 
-Rewards come from the roll-ups: whatever their number, a page reads some thousand rows. Only `held_out_rewards` reads
-trajectories, of the split `eval`, from an index that has all it needs.
+Rewards come from the roll-ups: whatever their number, a page reads some thousand rows. Held-out rewards by prompt come
+from `whetstone.registry.reward_store`.
 """
 
 from dataclasses import dataclass, field
@@ -38,13 +38,6 @@ _REWARDS = text("""
     FROM admin_trajectory_hours
     WHERE project = :project AND policy = :policy AND split IN ('train', 'eval') AND version >= 0
     GROUP BY split, version HAVING SUM(rewarded) > 0 ORDER BY split, version
-""")
-# The same rewards as in the roll-ups. The split is written out: a partial index is not used for a parameter.
-_HELD_OUT = text("""
-    SELECT prompt_hash, reward FROM trajectories
-    WHERE project = :project AND policy = :policy AND split = 'eval' AND first_version = :version
-        AND prompt_hash IS NOT NULL AND reward BETWEEN -1e6 AND 1e6
-    ORDER BY prompt_hash, created_at
 """)
 _RECENT = text("""
     SELECT SUM(trajectories) AS trajectories, SUM(rewarded) AS rewarded
@@ -120,14 +113,6 @@ def rewards(connection: Connection, project: str, name: str) -> PolicyRewards:
         sums = float(row.reward_sum), float(row.reward_squares)
         rewards_of.append(VersionRewards(row.version, int(row.rewarded), *sums))
     return by_split
-
-
-def held_out_rewards(connection: Connection, project: str, name: str, version: int) -> dict[str, list[float]]:
-    """Return the held-out rewards of a version by the hash of the prompt, in the order of the attempts."""
-    by_prompt: dict[str, list[float]] = {}
-    for prompt_hash, reward in connection.execute(_HELD_OUT, {"project": project, "policy": name, "version": version}):
-        by_prompt.setdefault(prompt_hash, []).append(reward)
-    return by_prompt
 
 
 def recent(connection: Connection, project: str, name: str, now: datetime, hours: int) -> dict[str, int]:

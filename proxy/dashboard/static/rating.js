@@ -57,6 +57,15 @@
     if (isWrong) words.className = "is-wrong";
     form.querySelector("[data-status]").replaceChildren(words);
   }
+  // The reward on the attempt's card; the judging worker applies it within seconds.
+  function showReward(form, reward) {
+    const home = form.closest(ATTEMPT), tile = home && home.querySelector("[data-reward]");
+    if (!tile) return;
+    const figure = tile.querySelector(".figure");
+    figure.textContent = String(reward);
+    figure.classList.remove("none");
+    tile.querySelector(".hint").textContent = "from your rating";
+  }
   async function send(form, fields) {
     const options = { method: "POST", body: fields, headers: { accept: "application/json" }, redirect: "manual" };
     let answer, body;
@@ -67,13 +76,14 @@
     } catch {
       return ["Not saved: the proxy does not answer. Try again.", true];
     }
-    return [body.message || `Not saved: status ${answer.status}. Reload the page.`, !answer.ok];
+    return [body.message || `Not saved: status ${answer.status}. Reload the page.`, !answer.ok, body.reward];
   }
   async function rate(form, fields, button) {
-    const [text, isWrong] = await send(form, fields);
+    const [text, isWrong, reward] = await send(form, fields);
     show(form, text, isWrong);
     if (isWrong) return;
     const { comment, demonstration } = form.elements;
+    if (reward !== undefined) showReward(form, reward);
     if (comment) comment.defaultValue = comment.value;  // a comment goes with the next rating too
     if (demonstration && demonstration.value === fields.get("demonstration")) demonstration.value = "";
     if (!button || !button.name) return;

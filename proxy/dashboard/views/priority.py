@@ -1,7 +1,7 @@
 """Order attempts for rating: first those about which least is known, and those about which opinions differ. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,26 @@ def priority(values: Sequence[float]) -> float:
     uncertainty = math.sqrt(a * b / ((a + b) ** 2 * (a + b + 1))) / _UNKNOWN
     disagreement = 2 * math.sqrt(math.fsum((x - s / n) ** 2 for x in values) / n) if n else 0.0
     return uncertainty + disagreement
+
+
+def by_group(
+    attempts: Sequence[Mapping[str, Any]], rated: Container[str], order: Callable[[Mapping[str, Any]], Any]
+) -> list[dict[str, Any]]:
+    """Return the attempts with `in_group`: 0 for the first of its group in this order, 1 for the second and so on; 0
+    for those without a group.
+
+    The `rated` count as the first, so that a rating moves no other attempt of its group.
+    """
+    seen: dict[tuple[str, str], int] = {}
+    numbered = []
+    for attempt in sorted(attempts, key=lambda one: (one["id"] not in rated, order(one))):
+        in_group = 0
+        if attempt["group_id"] is not None:
+            group = attempt["policy"], attempt["group_id"]
+            in_group = seen.get(group, 0)
+            seen[group] = in_group + 1
+        numbered.append({**attempt, "in_group": in_group})
+    return numbered
 
 
 def _in_bounds(reward: float) -> float:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from proxy.dashboard.queries.policies import PolicyRewards, VersionRewards, VersionState
-from whetstone.domain.stats import FEWEST_REWARDS, Interval, Sample, paired, sample_of, share_of, t_95, welch
+from whetstone.domain import gains
+from whetstone.domain.stats import FEWEST_REWARDS, Interval, Sample, sample_of, share_of, t_95
 
-MOST_PAIRED = 8_000
-"""Most held-out rewards of two versions that are paired; reading more would take too long."""
 LEAST_ALIKE = 30
 """Number of equal rewards from which their interval may have zero width."""
 SUM_ROUNDING = 1e-9
@@ -128,33 +127,18 @@ def comparison(states: Sequence[VersionState], means: MeanRewards, live: int) ->
 
 def may_be_paired(compared: Comparison, rewards: PolicyRewards) -> bool:
     """Return whether the rewards are held-out rewards, and few enough to be read by prompt."""
-    versions = (0, compared.version)
-    read = sum(one.rewarded for one in rewards.held_out if one.version in versions)
-    return compared.is_held_out and read <= MOST_PAIRED
+    before, after = (
+        sum(one.rewarded for one in rewards.held_out if one.version == version) for version in (0, compared.version)
+    )
+    return compared.is_held_out and gains.may_be_paired(before, after)
 
 
-def gain(
-    compared: Comparison,
-    rewards: PolicyRewards,
-    before: Mapping[str, Sequence[float]],
-    after: Mapping[str, Sequence[float]],
-) -> Gain:
-    """Return the gain over version 0. `before`, `after`: held-out rewards of version 0 and of the version, by prompt.
-
-    Attempts at the same prompt are paired, in their order, if at least FEWEST_REWARDS have a partner, and half of the
-    attempts of the version that has fewer. Otherwise all rewards are compared by Welch's interval.
-    """
+def gain(compared: Comparison, rewards: PolicyRewards, before: gains.ByPrompt, after: gains.ByPrompt) -> Gain:
+    """Return the gain over version 0. `before`, `after`: held-out rewards of version 0 and of the version, by prompt;
+    empty if they are not to be paired."""
     by_version = {one.version: one for one in (rewards.held_out if compared.is_held_out else rewards.training)}
-    differences = [
-        [later - earlier for earlier, later in zip(before[prompt], after[prompt], strict=False)]
-        for prompt in before.keys() & after.keys()
-    ]
-    pairs = sum(map(len, differences))
-    fewer = min(by_version[0].rewarded, by_version[compared.version].rewarded)
-    if pairs >= FEWEST_REWARDS and 2 * pairs >= fewer:
-        return Gain(compared.version, compared.is_held_out, paired(differences), pairs)
-    difference = welch(_sample(by_version[0]), _sample(by_version[compared.version]))
-    return Gain(compared.version, compared.is_held_out, difference, None)
+    result = gains.gain(_sample(by_version[0]), _sample(by_version[compared.version]), before, after)
+    return Gain(compared.version, compared.is_held_out, result.difference, result.pairs)
 
 
 def _means(rewards: Sequence[VersionRewards]) -> dict[int, MeanReward]:

@@ -18,7 +18,6 @@ from proxy.wire.decoding import (
     decode,
     encode,
     logprobs_of,
-    prompt_tokens_of,
     raw,
     read_ids,
     read_index,
@@ -26,6 +25,7 @@ from proxy.wire.decoding import (
     read_object,
     read_objects,
     read_text,
+    usage_of,
 )
 from proxy.wire.interfaces import UNREADABLE, Answer, PromptResult
 
@@ -66,7 +66,8 @@ class AnswerTemplate:
                 prompt_ids = read_ids(prompt_ids)
             # Most answers have one choice.
             choices = (self._take(pieces[0]),) if len(pieces) == 1 else tuple(map(self._take, pieces))
-            result = PromptResult(prompt_ids, prompt_tokens_of(decoded.usage), choices)
+            read, answered = usage_of(decoded.usage)
+            result = PromptResult(prompt_ids, read, choices, 0, answered)
         except UNREADABLE:
             return None
         served, decoded.model = len(decoded.model), _MODEL
@@ -164,5 +165,6 @@ def _read_fields(body: bytes, visibility: Visibility, wanted: tuple[bool, ...]) 
         strip_choice(piece, visibility)
     strip_top(fields, visibility)
     fields["choices"] = raw(pieces)
-    result = PromptResult(prompt_ids, prompt_tokens_of(fields.get("usage")), tuple(choices))
+    read, answered = usage_of(fields.get("usage"))
+    result = PromptResult(prompt_ids, read, tuple(choices), 0, answered)
     return Answer(encode(fields), read_text(fields.get("id", NULL)), (result,))

@@ -8,7 +8,7 @@ from proxy.wire.chat.answer import read_answer
 from proxy.wire.chat.stream import ChatStream
 from proxy.wire.decoding import encode, raw_name, read_list
 from proxy.wire.interfaces import Answer, Server
-from proxy.wire.parameters import BUDGET, SampledRequest, grammar_of, why_bent
+from proxy.wire.parameters import BUDGET, SampledRequest, grammar_of, lacks_usage, why_bent, with_usage
 from proxy.wire.request_body import Body, deadly
 from whetstone.domain.why_not_trained import WhyNotTrained
 
@@ -35,6 +35,8 @@ class ChatRequest(SampledRequest):
     """The app wants no reasoning; vLLM then returns no ids and no logprobs either."""
     wants_prompt_token_ids = wants_token_ids = wants_logprobs = False
     """Whether the app sees these if the answer has any."""
+    hides_usage = False
+    """The app did not request the last chunk of a stream, which reports the tokens."""
 
     def __init__(self, body: Body, server: Server = Server()) -> None:  # noqa: B008 - it is frozen
         """Read the request as far as capture needs.
@@ -61,6 +63,8 @@ class ChatRequest(SampledRequest):
             self.wants_prompt_token_ids = not self.capturable or values.get("return_token_ids") is True
             self.wants_token_ids = self.wants_prompt_token_ids and not self.hides_reasoning
             self.wants_logprobs = not self.capturable or (values.get("logprobs") is True and not self.hides_reasoning)
+        if server.counts_usage:
+            self.hides_usage = lacks_usage(body)
         try:
             self.messages = read_list(fields["messages"])
             """The conversation, message by message; empty if the request has none."""
@@ -102,6 +106,8 @@ class ChatRequest(SampledRequest):
             # Absent would work, null would not: vLLM then computes no logprobs.
             if not self._body.given("top_logprobs"):
                 fields["top_logprobs"] = _ZERO
+        if self.hides_usage:
+            fields["stream_options"] = with_usage(self._body)
         return encode(fields)
 
     def read(self, body: bytes) -> Answer:

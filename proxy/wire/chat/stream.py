@@ -20,7 +20,6 @@ from proxy.wire.decoding import (
     decode,
     encode,
     logprobs_of,
-    prompt_tokens_of,
     raw,
     read_ids,
     read_index,
@@ -28,6 +27,7 @@ from proxy.wire.decoding import (
     read_object,
     read_objects,
     read_text,
+    usage_of,
 )
 from proxy.wire.interfaces import PromptResult
 
@@ -54,6 +54,7 @@ class Visibility(Protocol):
     wants_logprobs: bool
     wants_token_ids: bool
     wants_prompt_token_ids: bool
+    hides_usage: bool
 
 
 class _Function(msgspec.Struct):
@@ -265,7 +266,8 @@ class ChatStream(ChunkStream):
         """The app also sees events that add nothing to the text."""
         self._choices: dict[int, GrowingChoice] = {}
         self._prompt_token_ids: list[int] | None = None
-        self._prompt_tokens: int | None = None
+        self._usage: tuple[int | None, int | None] = None, None
+        """Tokens of the prompt and of all choices."""
         shown = {"logprobs": self._shows_logprobs, "token_ids": self._shows_ids}
         self._template = ChunkTemplate(frozenset(name for name in shown if not shown[name]))
         self._names: tuple[str, ...] = ()
@@ -275,7 +277,8 @@ class ChatStream(ChunkStream):
     def results(self) -> tuple[PromptResult, ...]:
         """What was answered so far."""
         choices = tuple(self._choices[index].frozen(index) for index in sorted(self._choices))
-        return (PromptResult(self._prompt_token_ids, self._prompt_tokens, choices),)
+        read, answered = self._usage
+        return (PromptResult(self._prompt_token_ids, read, choices, 0, answered),)
 
     def _pass(self, event: bytes) -> bytes:
         template = self._template
@@ -317,11 +320,12 @@ class ChatStream(ChunkStream):
         choices = read_objects(fields["choices"]) if "choices" in fields else []
         if "prompt_token_ids" in fields and self._prompt_token_ids is None:
             self._prompt_token_ids = read_ids(fields["prompt_token_ids"])
-        if fields.get("usage", NULL) != NULL:
-            self._prompt_tokens = prompt_tokens_of(fields["usage"])
+        has_usage = fields.get("usage", NULL) != NULL
+        if has_usage:
+            self._usage = usage_of(fields["usage"])
         if len(choices) == 1 and not self._visibility.hides_reasoning:
             self._names = tuple(choices[0])
-        exists_without_capture = not choices
+        exists_without_capture = not choices and not (has_usage and self._visibility.hides_usage)
         for choice in choices:
             self._choices.setdefault(read_index(choice["index"]), GrowingChoice()).add(choice)
             strip_choice(choice, self._visibility)

@@ -122,7 +122,8 @@ def _handover(connection: Connection, settings: Settings, policy: str) -> dict[s
     if learning is None or state is None:
         return None
     last = read_last_decision(connection, settings.project, policy)
-    saved = read_saved(connection, settings.project, policy, learning)
+    prices = settings.upstream_prices.get((settings.project, learning.teacher))
+    saved = read_saved(connection, settings.project, policy, prices)
     return {
         "project": settings.project,
         "policy": policy,

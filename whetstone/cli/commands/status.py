@@ -1,6 +1,7 @@
 """`whetstone status`: show what runs, why nothing trains now, and problems with their remedies."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import typer
@@ -14,6 +15,9 @@ from whetstone.cli.tables.status.view import shown
 from whetstone.config.settings import Settings
 from whetstone.database.engine import snapshot
 from whetstone.doctor import training, training_store
+from whetstone.registry import reward_store
+from whetstone.registry.spending import Spending, read_spending
+from whetstone.stack import data_lock
 from whetstone.stack.admin_client import addresses
 
 Facts = dict[str, Any]
@@ -24,7 +28,7 @@ def status(as_json: JsonObjectOption = False, data: DataOption = None, config: C
 
     Why nothing trains comes from counts of calls, rewards and groups; `whetstone step --dry-run` shows a step's own
     choice. A gain is a difference of mean rewards with its 95 % interval, from 30 rewards of either version on: of
-    held-out calls (`X-Split: eval`) if there are enough, else in training.
+    held-out calls (`X-Split: eval`) if there are enough, paired by prompt where prompts repeat; else in training.
 
     Exit code 0 if there is no problem, 1 if there is one, 2 if there is nothing to look at.
 
@@ -47,12 +51,14 @@ def examine(settings: Settings, now: datetime) -> Facts:
     facts: Facts = {
         "data": str(settings.data),
         "running": up is not None,
+        "phase": None if up is not None else data_lock.phase(settings.data),
         "proxy": None,
         "processes": [],
         "replicas": [],
         "policies": [],
         "waiting_since": {},
         "database": True,
+        "spending": None,
         **(dict.fromkeys(probes.FIGURES.values()) | {"free_bytes": probes.free_bytes(settings.data)}),
     }
     if up is not None:
@@ -67,19 +73,30 @@ def examine(settings: Settings, now: datetime) -> Facts:
             facts["replicas"] = store.replicas(connection, settings.home)
             if not facts["running"] and not settings.vllm.urls:
                 # The table has what the last proxy saw; `up` stops its servers with it.
-                facts["replicas"] = [one | {"state": "stopped", "reason": None} for one in facts["replicas"]]
+                state = facts["phase"] or "stopped"
+                facts["replicas"] = [one | {"state": state, "reason": None} for one in facts["replicas"]]
             facts["waiting_since"] = store.waiting_since(connection)
+            facts["spending"] = _spending(read_spending(connection, settings, now), settings)
     except SQLAlchemyError as error:
         facts |= {"database": False, "database_error": str(getattr(error, "orig", None) or error).strip()}
     facts["problems"] = [{"what": what, "do": do} for what, do in problems(facts, settings, now)]
     return facts
 
 
+def _spending(spent: Spending, settings: Settings) -> Facts | None:
+    """Return what was spent today, and the cap; None if there is no cap and nothing was spent."""
+    cap = settings.spending.usd_per_day
+    if cap is None and not spent.usd:
+        return None
+    sums = {"usd": spent.usd, "judges_usd": spent.judges_usd, "upstreams_usd": spent.upstreams_usd}
+    return {"day": spent.day, **sums, "usd_per_day": cap, "is_reached": cap is not None and spent.usd >= cap}
+
+
 def _stack(facts: Facts, settings: Settings) -> training.Stack:
     alive = {one["name"]: one["alive"] for one in facts["processes"]}
     # If the settings list servers, as in containers, `up` has started nothing.
     runs = alive.get("up", True) if facts["running"] else bool(settings.vllm.urls)
-    return training.Stack(runs, alive.get("trainer"), facts["proxy"] and facts["proxy"]["url"])
+    return training.Stack(runs, alive.get("trainer"), facts["proxy"] and facts["proxy"]["url"], facts["phase"])
 
 
 def _training(
@@ -94,9 +111,20 @@ def _training(
     rewards = training_store.rewards(connection, project, policy, [0, live, *of_step])
     scored = training_store.scored(connection, project, policy)
     was_called = training_store.was_called(connection, project, policy)
+    attempts = training.Attempts(
+        held_out=partial(reward_store.held_out_rewards, connection, project, policy),
+        training_prompts=partial(reward_store.training_prompts, connection, project, policy),
+    )
     why = training.why_not(row, scored, was_called, settings.trainer, stack, now)
+    uniform = training.uniform_groups(row, scored, settings.trainer) if why is not None and stack.runs else None
     return {
-        "gain": training.gain(rewards, 0, live),
-        "last_step": step and step | {"gain": training.gain(rewards, *of_step) if of_step else None},
-        "training": {"now": why is None, "why_not": why and why[0], "remedy": why and why[1]},
+        "gain": training.gain(rewards, 0, live, attempts),
+        "last_step": step
+        and step | {"gain": training.gain(rewards, of_step[0], of_step[1], attempts) if of_step else None},
+        "training": {
+            "now": why is None,
+            "why_not": why and why[0],
+            "remedy": why and why[1],
+            "uniform": uniform and {"what": uniform[0], "remedy": uniform[1]},
+        },
     }

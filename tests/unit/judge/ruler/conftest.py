@@ -31,6 +31,8 @@ class Court:
         self.judges = {"local": {"model": "openai/scripted", "url": server.url, "timeout_s": 20}}
         self.ruler = {"judges": ["local"], **ruler}
         self.learning = {}
+        self.more = {}
+        """More settings."""
 
     def named(self, name, url, **values):
         """One more judge, or another of that name."""
@@ -39,7 +41,9 @@ class Court:
     @property
     def settings(self):
         learning = {"starter": {"ruler": self.ruler, **self.learning}}
-        return Settings(policy="starter", judges=self.judges, learning=learning, groups={"target_size": 100})
+        return Settings(
+            policy="starter", judges=self.judges, learning=learning, groups={"target_size": 100}, **self.more
+        )
 
     @property
     def now(self):

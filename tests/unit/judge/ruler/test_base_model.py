@@ -37,6 +37,10 @@ def test_base_is_the_served_base_model_at_its_own_address():
     own = settings("http://127.0.0.1:9")
     judge = reached(own.judges["own"], own)
     assert (judge.model, judge.url) == ("openai/starter@v0", "http://127.0.0.1:9/v1")
+    prices = [(one.usd_per_million_prompt_tokens, one.usd_per_million_completion_tokens) for one in (
+        judge, reached(settings("http://127.0.0.1:9", usd_per_million_prompt_tokens=1.0).judges["own"], own),
+    )]  # fmt: skip
+    assert prices == [(0.0, 0.0), (1.0, None)], "it costs nothing unless the settings have a price"
 
 
 @pytest.mark.stack

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from judge.ruler.judgement import LONGEST_WAIT_S, Judges, Pause, next_judge
+from whetstone.config.settings import Settings
 
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
 
@@ -16,7 +17,7 @@ def seconds(number):
 
 @pytest.fixture
 def judges():
-    return Judges({}, {}, rng=random.Random(0))
+    return Judges({}, {}, Settings(), rng=random.Random(0))
 
 
 def test_sixteen_refusals_at_once_are_one_failure(judges):

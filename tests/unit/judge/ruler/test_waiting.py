@@ -183,6 +183,51 @@ def test_a_budget_in_money_waits_for_the_price_of_its_judge(court):
     assert court.rewards() == {"g0": 0.2, "g1": 0.9}
 
 
+PRICES = {"usd_per_million_prompt_tokens": 1.0, "usd_per_million_completion_tokens": 2.0}
+
+
+def test_the_spending_cap_of_the_stack_stops_judging_until_the_next_day(court):
+    court.judges["local"] |= PRICES
+    court.more = {"spending": {"usd_per_day": 0.000001}}
+    court.group(0.2, 0.9)
+    court.ask()
+    court.run()
+    assert court.server.calls == 1
+    assert "the spending cap of $0.00 a day is reached" in court.state().judge_waits
+    court.after_s += 24 * 3600
+    court.run()
+    assert court.server.calls == 2
+
+
+def test_answers_of_other_servers_count_for_the_cap_and_free_judges_go_on(court):
+    upstream = {"url": "http://other/v1", "models": {"gpt": "gpt"}} | PRICES
+    court.more = {"spending": {"usd_per_day": 1.0}, "upstreams": {"other": upstream}}
+    court.judges["local"] |= PRICES
+    row = {"base_model": "gpt", "model_path": "", "live_version": 0, "next_version": 1, "next_step": 1}
+    row |= {"state": "recording", "created_at": court.seed.now, "upstream": "other"}
+    court.seed.insert(schema.policies, project="default", id="gpt", **row)
+    court.seed.trajectory("t", policy="gpt", turns=0)
+    court.seed.completion("t", 0, policy="gpt", prompt_tokens=500_000, completion_tokens=250_000)
+    court.group(0.2, 0.9)
+    court.ask()
+    court.run()
+    assert court.server.calls == 0
+    assert "the spending cap of $1.00 a day is reached ($1.00 on" in court.state().judge_waits
+    court.judges["local"] |= dict.fromkeys(PRICES, 0.0)
+    court.change(schema.groups, "g", judge_due_at=court.now)
+    court.run()
+    assert court.rewards() == {"g0": 0.2, "g1": 0.9}
+
+
+def test_a_judge_of_unknown_price_gets_no_call_under_a_cap(court):
+    court.more = {"spending": {"usd_per_day": 5.0}}
+    court.group(0.2, 0.9)
+    court.ask()
+    court.run()
+    assert "judges.local is unknown: set its usd_per_million_" in court.state().judge_waits
+    assert court.server.calls == 0
+
+
 def test_reward_functions_come_first(court):
     court.learning = {"rewards": [{"name": "f", "run": "functions:f", "kind": "penalty"}]}
     court.group(0.2, 0.9)

@@ -149,12 +149,9 @@ def test_a_policy_without_a_handover_is_left_alone(handing: Handing) -> None:
 def test_the_saved_cost_is_what_the_teacher_would_have_taken(handing: Handing) -> None:
     handing.rewards("starter", 10, 5)
     handing.rewards(TEACHER, 7, 5)
-    settings = handing.settings.learning_of("starter").handover
-    assert settings is not None
     with handing.engine.connect() as connection:
-        saved = read_saved(connection, "default", "starter", settings)
-        unpriced = settings.model_copy(update={"usd_per_million_prompt_tokens": None})
-        assert read_saved(connection, "default", "starter", unpriced).usd is None
+        saved = read_saved(connection, "default", "starter", handing.settings.upstream_prices["default", TEACHER])
+        assert read_saved(connection, "default", "starter", None).usd is None
         row = connection.execute(text("SELECT * FROM admin_policies WHERE policy = 'starter'")).one()
     # Each answer of the fixture reads 2 tokens and writes 2.
     assert (saved.answers, saved.prompt_tokens, saved.completion_tokens) == (10, 20, 20)

@@ -44,6 +44,14 @@ def test_the_file_beats_the_default_the_environment_the_file_and_the_command_lin
         ({"WHETSTONE_PROJECT": ""}, "project"),
         ({"WHETSTONE_UPSTREAMS": '{"o": {"url": "ftp://x", "models": {"t": "m"}}}'}, "upstreams.o.url"),
         ({"WHETSTONE_UPSTREAMS": '{"o": {"url": "http://x", "models": {}}}'}, "upstreams.o.models"),
+        (
+            {
+                "WHETSTONE_SPENDING__USD_PER_DAY": "5",
+                "WHETSTONE_UPSTREAMS": '{"o": {"url": "http://x", "models": {"t": "m"}, '
+                '"usd_per_million_prompt_tokens": 1}}',
+            },
+            r"upstreams\.o: spending\.usd_per_day is set, and the price of 't' is unknown; set usd_per_million_",
+        ),
         ({"WHETSTONE_UPSTREAMS": '{"o": {"url": "http://x", "models": {"T T": "m"}}}'}, "no policy name"),
     ],
 )

@@ -1,5 +1,6 @@
 """Why a policy does not train now: one sentence and a remedy for each case; gains by hand."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -7,10 +8,11 @@ import pytest
 
 from tests.conftest import NOW
 from whetstone.config.trainer import TrainerSettings
-from whetstone.doctor.training import ScoredGroups, Stack, gain, why_not
+from whetstone.doctor.training import Attempts, ScoredGroups, Stack, gain, uniform_groups, why_not
 
 STACK = Stack(runs=True, trainer_alive=True, url="http://127.0.0.1:8000")
 NO_GROUPS = {"open": 0, "closed": 0, "scored": 0, "claimed": 0}
+NO_PROMPTS = Attempts(held_out=lambda version: {}, training_prompts=lambda version: [])
 EMPTY = ScoredGroups(groups=0, singles=0, uniform=0, oldest=None)
 
 
@@ -122,9 +124,20 @@ def test_the_commonest_reason_of_attempts_is_named(attempts: dict[str, int], wha
     assert shown.startswith(what) and do in remedy
 
 
+def test_equal_rewards_are_named_where_they_are_why_nothing_trains() -> None:
+    few = ScoredGroups(groups=3, singles=0, uniform=0, oldest=NOW, recent=12, recent_uniform=9)
+    shown = uniform_groups(policy(), few, TrainerSettings())
+    assert shown is not None and "harder or easier tasks" in shown[1]
+    assert shown[0] == "the rewards are all equal in 9 of the last 12 closed groups (75%), and no step takes those"
+    assert uniform_groups(policy(state="recording"), few, TrainerSettings()) is None
+    assert uniform_groups(policy(), replace(few, recent_uniform=5), TrainerSettings()) is None, "most differ"
+    assert uniform_groups(policy(), replace(few, groups=99), TrainerSettings()) is None, "a step is due"
+    assert uniform_groups(policy(), EMPTY, TrainerSettings()) is None
+
+
 def test_a_gain_uses_held_out_rewards_if_there_are_enough() -> None:
     rewards = {("eval", 0): (100, 40.0, 40.0), ("eval", 3): (100, 70.0, 70.0), ("train", 0): (500, 0.0, 0.0)}
-    shown = gain(rewards, 0, 3)
+    shown = gain(rewards, 0, 3, NO_PROMPTS)
     assert shown is not None and (shown["split"], shown["rewarded"]) == ("eval", [100, 100])
     assert shown["mean"] == pytest.approx(0.3)
     # 1.97 * sqrt(0.24 / 99 + 0.21 / 99)
@@ -133,7 +146,25 @@ def test_a_gain_uses_held_out_rewards_if_there_are_enough() -> None:
 
 def test_a_gain_needs_30_rewards_of_either_version_in_one_split() -> None:
     few = {("eval", 0): (29, 1.0, 1.0), ("eval", 3): (100, 70.0, 70.0)}
-    assert gain(few, 0, 3) is None
-    shown = gain(few | {("train", 0): (30, 3.0, 3.0), ("train", 3): (30, 6.0, 6.0)}, 0, 3)
-    assert shown is not None and shown["split"] == "train"
-    assert gain({("eval", 0): (100, 40.0, 40.0)}, 0, 0) is None
+    assert gain(few, 0, 3, NO_PROMPTS) is None
+    shown = gain(few | {("train", 0): (30, 3.0, 3.0), ("train", 3): (30, 6.0, 6.0)}, 0, 3, NO_PROMPTS)
+    assert shown is not None and (shown["split"], shown["same_prompts"]) == ("train", None)
+    assert gain({("eval", 0): (100, 40.0, 40.0)}, 0, 0, NO_PROMPTS) is None
+
+
+def test_held_out_attempts_are_paired_by_prompt() -> None:
+    rewards = {("eval", 0): (40, 20.0, 20.0), ("eval", 3): (50, 50.0, 50.0)}
+    by_prompt = {0: {"easy": [1.0] * 20, "hard": [0.0] * 20}, 3: {"easy": [1.0] * 40, "hard": [1.0] * 10}}
+    shown = gain(rewards, 0, 3, Attempts(by_prompt.__getitem__, lambda version: []))
+    # 20 pairs without a difference, 10 with 1; the means alone differ by 0.5.
+    assert shown is not None and shown["pairs"] == 30 and shown["mean"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [("aabb", "abab", True), ("aabb", "ccdd", False), ("aabb", "aacc", True), ("aabb", "accc", False), ("", "a", None)],
+)
+def test_a_gain_in_training_says_whether_the_prompts_are_the_same(before: str, after: str, same: bool | None) -> None:
+    rewards = {("train", 0): (30, 3.0, 3.0), ("train", 3): (30, 6.0, 6.0)}
+    shown = gain(rewards, 0, 3, Attempts(lambda version: {}, {0: before, 3: after}.__getitem__))
+    assert shown is not None and shown["same_prompts"] is same

@@ -19,7 +19,20 @@ def test_scored_groups_are_counted_by_what_they_are_compared_with(engine: Engine
     with engine.connect() as connection:
         scored = store.scored(connection, "default", "starter")
         assert store.scored(connection, "default", "other") == ScoredGroups(0, 0, 0, None)
-    assert scored == ScoredGroups(groups=2, singles=2, uniform=2, oldest=NOW - timedelta(hours=1))
+    oldest = NOW - timedelta(hours=1)
+    assert scored == ScoredGroups(groups=2, singles=2, uniform=2, oldest=oldest, recent=3, recent_uniform=1)
+
+
+def test_equal_rewards_are_counted_among_the_newest_groups_that_closed(engine: Engine, seed: Seed) -> None:
+    states = ("scored", "claimed", "trained", "discarded")
+    for number in range(2 * store.RECENT):
+        closed_at = NOW - timedelta(minutes=number)
+        spread = 0.0 if number < 40 else 0.5
+        seed.group(f"g{number}", state=states[number % 4], compared_with="group", closed_at=closed_at,
+                   reward_spread=spread)  # fmt: skip
+    with engine.connect() as connection:
+        scored = store.scored(connection, "default", "starter")
+    assert (scored.recent, scored.recent_uniform) == (100, 40)
 
 
 def test_attempts_and_rewards_come_from_the_roll_ups(engine: Engine, seed: Seed) -> None:

@@ -1,6 +1,7 @@
 """Progress of a start: vLLM's phases from its log, plain lines, and one line on a terminal."""
 
 import io
+import re
 import sys
 import time
 from functools import partial
@@ -101,3 +102,15 @@ def test_a_start_that_fails_is_not_said_to_be_ready() -> None:
     with pytest.raises(KeyError), show_progress(said.append, None, "starting vLLM", "vLLM is ready"):
         raise KeyError
     assert said == ["starting vLLM"]
+
+
+def test_an_estimate_is_shown_at_the_start_and_in_each_line() -> None:
+    lines: list[str] = []
+    with show_progress(lines.append, None, "starting vLLM", "vLLM is ready", lambda: "warming up", 71.2) as look:
+        deadline = time.monotonic() + 60
+        while len(lines) < 2 and time.monotonic() < deadline:
+            look()
+            time.sleep(0.05)
+    begin, line, end = lines
+    assert begin == "starting vLLM, about 71 s, as the last time" and end.startswith("vLLM is ready after")
+    assert re.fullmatch(r"starting vLLM, \d s of about 71 s: warming up", line)

@@ -7,6 +7,7 @@ from typing import Any
 
 from whetstone.cli.tables.trajectory_tables import ago
 from whetstone.config.settings import Settings
+from whetstone.doctor.training import PHASES
 from whetstone.domain.ids import IMPORTED_LOG
 
 Facts = Mapping[str, Any]
@@ -23,7 +24,9 @@ def problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple[
     """Yield what is wrong, each with its remedy."""
     logs = settings.data / "logs"
     # If the settings list servers, as in containers, `up` has started nothing.
-    if not facts["running"] and not settings.vllm.urls:
+    if facts["phase"] is not None:
+        yield f"the stack on {settings.data} is {facts['phase']}", PHASES[facts["phase"]]
+    elif not facts["running"] and not settings.vllm.urls:
         yield f"no stack runs on {settings.data}", "start it with `whetstone up`, or name its folder with --data"
     for one in facts["processes"]:
         if not one["alive"]:
@@ -43,6 +46,7 @@ def problems(facts: Facts, settings: Settings, now: datetime) -> Iterator[tuple[
                     f"{logs / 'judge.log'} says what it does; if it runs and is idle, restart the broker: nothing "
                     "depends on what that holds",
                 )
+    yield from _of_spending(facts)
     yield from _of_completeness(facts)
     yield from _of_policies(facts["policies"])
 
@@ -112,6 +116,15 @@ def _of_clock(facts: Facts) -> Iterator[tuple[str, str]]:
         yield (
             f"clock jumped: {direction} by {timedelta(seconds=round(abs(jump_s)))} since the proxy started",
             "let NTP set the clock of its machine (`timedatectl`); if it is right now, restart the proxy",
+        )
+
+
+def _of_spending(facts: Facts) -> Iterator[tuple[str, str]]:
+    if (spent := facts["spending"]) is not None and spent["is_reached"]:
+        yield (
+            f"spending cap reached: ${spent['usd']:,.2f} of ${spent['usd_per_day']:,.2f} are spent on {spent['day']}; "
+            "judging waits, and upstreams that cost money answer 429",
+            "wait until midnight UTC, or raise spending.usd_per_day and start the stack again",
         )
 
 

@@ -37,7 +37,7 @@ def _head(facts: Facts) -> RenderableType:
         if failing := proxy.get("failing"):
             table.add_row("failing", Text(", ".join(failing), style="red"))
     else:
-        table.add_row("proxy", Text("not started by `whetstone up` on this folder", style="dim"))
+        table.add_row("proxy", Text(facts["phase"] or "not started by `whetstone up` on this folder", style="dim"))
     for one in facts["replicas"]:
         table.add_row("vLLM", escape(f"{one['url']} {one['state']}" + (f": {one['reason']}" if one["reason"] else "")))
     alive = {one["name"]: one for one in facts["processes"]}
@@ -50,6 +50,11 @@ def _head(facts: Facts) -> RenderableType:
         table.add_row("processes", ", ".join(parts))
     if (free := facts["free_bytes"]) is not None:
         table.add_row("disk", Text(f"{size(free)} free", style="red" if free < LEAST_FREE_BYTES else ""))
+    if (spent := facts["spending"]) is not None:
+        cap = "" if spent["usd_per_day"] is None else f" of ${spent['usd_per_day']:,.2f}"
+        costs = f"judges ${spent['judges_usd']:,.2f}, upstreams ${spent['upstreams_usd']:,.2f}"
+        style = "red" if spent["is_reached"] else ""
+        table.add_row("spent today", Text(f"${spent['usd']:,.2f}{cap} ({costs})", style=style))
     if facts["completeness"] is not None:
         table.add_row("recorded", f"{facts['completeness']:.2%} of the tokens that vLLM sampled")
     return table
@@ -90,11 +95,18 @@ def _gains(facts: Facts) -> Iterator[RenderableType]:
 
 def _gain(gain: Facts) -> str:
     half = (gain["high"] - gain["low"]) / 2
-    where = "on held-out calls" if gain["split"] == "eval" else "in training"
+    difference = f"v{gain['version']} over v{gain['over']}: reward {gain['mean']:+.3f} ± {half:.3f}"
     before, after = gain["rewarded"]
-    # Of equal numbers the prompts are equal too, as a rule.
-    unlike = "" if before == after else f" (of {before} and {after}: the policy's page compares at the same prompts)"
-    return f"v{gain['version']} over v{gain['over']}: reward {gain['mean']:+.3f} ± {half:.3f} {where}{unlike}"
+    if gain["pairs"] is not None:
+        return f"{difference} on held-out calls, {gain['pairs']} pairs at the same prompts"
+    if gain["split"] == "eval":
+        return f"{difference} on held-out calls ({before} and {after}, not at the same prompts)"
+    if gain["same_prompts"] is False:
+        return (
+            f"v{gain['version']} over v{gain['over']}: not compared, because their prompts in training differ; "
+            "send held-out calls (`X-Split: eval`)"
+        )
+    return f"{difference} in training"
 
 
 def _training(facts: Facts) -> Iterator[RenderableType]:
@@ -108,8 +120,13 @@ def _training(facts: Facts) -> Iterator[RenderableType]:
         yield Text("Why nothing trains now" if not trains else "Why the others do not train", style="bold")
     for row in rows:
         if not row["training"]["now"]:
-            yield Padding(Text(f"{row['policy']}: {row['training']['why_not']}"), (0, 0, 0, 2), expand=False)
-            yield Padding(Text(f"→ {row['training']['remedy']}", style="dim"), (0, 0, 0, 4), expand=False)
+            why, uniform = row["training"], row["training"]["uniform"]
+            yield Padding(Text(f"{row['policy']}: {why['why_not']}"), (0, 0, 0, 2), expand=False)
+            if uniform is None or uniform["remedy"] != why["remedy"]:
+                yield Padding(Text(f"→ {why['remedy']}", style="dim"), (0, 0, 0, 4), expand=False)
+            if uniform is not None:
+                yield Padding(Text(uniform["what"]), (0, 0, 0, 4), expand=False)
+                yield Padding(Text(f"→ {uniform['remedy']}", style="dim"), (0, 0, 0, 4), expand=False)
     yield Text()
 
 

@@ -91,6 +91,30 @@ def test_a_recorded_prompt_is_sent_with_its_conversation_and_tools(
     assert again is not None and "trajectory=game&turn=1" in unescape(again[1])
 
 
+def defaults(person: Person, path: str = "/ui/compare") -> tuple[str | None, str | None]:
+    """The temperature and the number of tokens that the form begins with."""
+    page = person.get(path).text
+    both = (re.search(rf'<input name="{name}"[^>]* value="([^"]*)"', page) for name in ("temperature", "max_tokens"))
+    return tuple(one and one[1] for one in both)  # type: ignore[return-value]
+
+
+def test_the_form_begins_with_what_apps_usually_send(plain_proxy: RunningProxy, person: Person) -> None:
+    assert defaults(person) == (None, "512")
+    scene = Scene(plain_proxy.engine, datetime.now(UTC) - timedelta(days=1))
+    sent: list[dict[str, Any]] = [{"temperature": 0.7, "max_completion_tokens": 64}] * 2 + [{"temperature": 1.0}]
+    for number, sampling in enumerate(sent):
+        scene.attempt(f"a{number}", None)
+        scene.says(f"a{number}", 0, [{"role": "user", "content": QUESTION}], "12:15", sampling=sampling)
+    assert defaults(person) == ("0.7", "64")
+    for number in range(4):  # answers of comparisons are no calls of an app
+        scene.attempt(f"compare-{number}", None)
+        scene.says(f"compare-{number}", 0, [{"role": "user", "content": "?"}], "!", sampling={"max_tokens": 9})
+    assert defaults(person) == ("0.7", "64")
+    assert "those of the newest calls for starter" in words(person.get("/ui/compare").text)
+    assert defaults(person, "/ui/compare?a=starter&b=nothing") == (None, "512")
+    assert defaults(person, "/ui/compare?trajectory=a0")[0] is None, "a recorded call has its own"
+
+
 def test_a_call_that_fails_says_why_and_the_others_go_on(
     plain_proxy: RunningProxy, fake_vllm: FakeVllm, person: Person
 ) -> None:

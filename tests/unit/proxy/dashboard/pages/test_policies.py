@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import Engine, text
 
 from migrations import schema
-from proxy.dashboard.queries import policies
 from proxy.dashboard.rendering import number, signed
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for
 from tests.unit.proxy.dashboard.test_middleware import Person
@@ -23,6 +22,7 @@ from tests.unit.proxy.ui_story import HOSTILE, Story
 from whetstone.config.rewards import HandoverSettings, RewardSettings
 from whetstone.config.settings import Settings
 from whetstone.domain.stats import gain, share
+from whetstone.registry import reward_store
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ def test_held_out_rewards_are_read_by_an_index_alone(engine: Engine) -> None:
         pytest.skip("PostgreSQL plans by statistics")
     with engine.connect() as connection:
         values = {"project": "default", "policy": "starter", "version": 0}
-        (plan,) = connection.execute(text(f"EXPLAIN QUERY PLAN {policies._HELD_OUT}"), values).all()
+        (plan,) = connection.execute(text(f"EXPLAIN QUERY PLAN {reward_store._HELD_OUT}"), values).all()
     assert "USING COVERING INDEX ix_trajectories_eval" in plan.detail
 
 

@@ -130,8 +130,13 @@ def test_what_is_no_rating_is_refused_on_the_page_it_came_from(
 def test_a_script_gets_the_message_and_stays_on_its_page(proxy: RunningProxy, scene: Scene, person: Person) -> None:
     fields = {"csrf": person.csrf(), "thumbs": "up"}
     answer = person.client.post("/ui/rate/trajectory/waiting-0", data=fields, headers={"accept": "application/json"})
-    assert (answer.status_code, answer.json()) == (200, {"message": "Saved: thumbs up"})
+    assert (answer.status_code, answer.json()) == (200, {"message": "Saved: thumbs up", "reward": 1.0})
     assert "set-cookie" not in answer.headers
+    fields = {"csrf": person.csrf(), "score": "2"}
+    headers = {"accept": "application/json"}
+    assert person.client.post("/ui/rate/trajectory/waiting-0", data=fields, headers=headers).json()["reward"] == 0.25
+    answer = person.client.post("/ui/rate/completion/waiting-1-0", data=fields, headers=headers)
+    assert answer.json() == {"message": "Saved: score 2"}, "a rating of one answer is not the attempt's reward"
 
 
 def test_a_form_leads_nowhere_but_to_the_dashboard(plain_proxy: RunningProxy) -> None:
@@ -224,6 +229,22 @@ def test_the_next_attempts_follow_those_shown_whatever_was_rated(proxy: RunningP
         path = later[1].replace("&amp;", "&") if later else None
     person.client.close()
     assert len(seen) == len(set(seen)) == 45
+
+
+def test_the_queue_begins_with_one_attempt_of_each_group(proxy: RunningProxy, scene: Scene, person: Person) -> None:
+    for group, rewards in (("first", (None, None, None)), ("second", (1.0, 1.0))):
+        scene.group(group, target_size=3)
+        for place, reward in enumerate(rewards):
+            name = f"{group}-{place}"
+            scene.attempt(name, group, task="more", created_at=scene.now - timedelta(seconds=place))
+            scene.says(name, 0, [{"role": "user", "content": QUESTION}], "It arrives at 12:15.")
+            if reward is not None:
+                scene.feedback(name, reward, trajectory_id=name, state="applied")
+    order = queue_of(person.get("/ui/rate?task=more").text)
+    assert order == ["first-0", "second-0", "first-1", "second-1", "first-2"]
+    person.send("/ui/rate/trajectory/first-0", thumbs="up")
+    order = queue_of(person.get("/ui/rate?task=more").text)
+    assert order == ["second-0", "first-1", "second-1", "first-2"], "the others keep their places"
 
 
 def test_reviews_name_their_rater_too(proxy: RunningProxy, scene: Scene, person: Person) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from proxy.dashboard.queries.policies import PolicyRewards, VersionRewards, VersionState
 from proxy.dashboard.views.version_rewards import (
-    MOST_PAIRED,
     Comparison,
     Gain,
     MeanReward,
@@ -17,6 +16,7 @@ from proxy.dashboard.views.version_rewards import (
     mean_rewards,
     points,
 )
+from whetstone.domain.gains import MOST_PAIRED
 from whetstone.domain.stats import FEWEST_REWARDS, Sample, paired, share_of, welch
 
 LIVE = Comparison(2, is_held_out=True)

@@ -29,7 +29,7 @@ from whetstone.config.settings import STARTER, Settings, SettingsError
 from whetstone.database.engine import connect
 from whetstone.registry import adapters, version_store
 from whetstone.registry.projects import Store
-from whetstone.stack.data_lock import LOCK, exclusive, is_locked
+from whetstone.stack.data_lock import LOCK, exclusive, is_locked, mark_stopping, phase
 
 
 def invoke(data: Path, *arguments: str, **environment: str) -> Result:
@@ -226,9 +226,14 @@ def test_looking_whether_a_data_folder_is_in_use_leaves_it_free(tmp_path: Path) 
         assert is_locked(tmp_path) and is_locked(tmp_path)
         with pytest.raises(SettingsError, match=f"process {os.getpid()}"), exclusive(tmp_path):
             pass
-    assert not is_locked(tmp_path)
+        assert phase(tmp_path) == "starting"
+        mark_stopping(tmp_path)
+        assert phase(tmp_path) == "stopping"
+        with pytest.raises(SettingsError, match=rf"process {os.getpid()}\)"), exclusive(tmp_path):
+            pass
+    assert not is_locked(tmp_path) and phase(tmp_path) is None
     with exclusive(tmp_path):
-        pass
+        assert phase(tmp_path) == "starting"
 
 
 @pytest.mark.slow
