@@ -1,9 +1,10 @@
 """Run the forward pass of one model: micro-batches in, log probabilities out."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from peft import PeftModel
@@ -18,7 +19,11 @@ from trainer.learner.constrained import head as constrained_head
 from trainer.learner.gradient.memory import TokenBudget, ran_out
 from trainer.learner.micro_batches import MicroBatch, by_length
 from trainer.learner.model_files import ends_of
+from trainer.learner.sharded.lockstep import COMPANY, Free
+from trainer.learner.sharded.units import reset, through_head
 from whetstone.config.trainer import TrainerSettings
+
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +50,16 @@ class Reading:
     """One model's forward pass over rows: as forests if the self-checks prove that it can, else side by side."""
 
     def __init__(
-        self, model: PeftModel, settings: TrainerSettings, budget: TokenBudget, proofs: Proofs | None = None
+        self,
+        model: PeftModel,
+        settings: TrainerSettings,
+        budget: TokenBudget,
+        proofs: Proofs | None = None,
+        lockstep: Free | None = None,
     ) -> None:
         """Prove that our forward pass computes what the model's own does, unless `proofs` of its base model say so.
+
+        `lockstep`: how passes wait for those of other processes; by default they do not.
 
         Raises:
             ModelUnusable: it does not.
@@ -55,6 +67,7 @@ class Reading:
         causal: PreTrainedModel = model.get_base_model()
         self._settings = settings
         self.budget = budget
+        self.lockstep = lockstep or Free()
         self._device: torch.device = model.device
         self._decoder: Any = causal.base_model
         self.head: torch.nn.Module = causal.get_output_embeddings()
@@ -62,9 +75,10 @@ class Reading:
         """The ids that end an answer."""
         proofs = Proofs() if proofs is None else proofs
         if proofs.ways is None:
-            self_checks.head(causal)
-            self_checks.positions(causal, settings.max_row_tokens)
-            proofs.ways = self._proven_ways(causal) if settings.trees else []
+            with self.lockstep.passing():
+                self_checks.head(causal)
+                self_checks.positions(causal, settings.max_row_tokens)
+                proofs.ways = self._proven_ways(causal) if settings.trees else []
         self._ways = proofs.ways
         if self._ways:
             causal.set_attn_implementation(attention.NAME)
@@ -97,20 +111,30 @@ class Reading:
 
         `chosen_SK`: other tokens whose log probabilities are wanted there.
         """
-        hidden_SH = self.hidden(batch)
-        sampled = (hidden_SH, self.head, batch.token_ids_S, batch.temperatures_S)
-        if batch.constrained:
-            return Read(*constrained_head.token_logprobs(*sampled, batch.constrained))
-        if chosen_SK is None:
-            return Read(*token_logprobs(*sampled))
-        chosen = chosen_logprobs(hidden_SH, self.head, chosen_SK, batch.temperatures_S)
-        return Read(*token_logprobs(*sampled), chosen)
+        return Read(*self.through_head(batch, partial(_figures, batch=batch, chosen_SK=chosen_SK)))
 
     def likeliest(self, batch: MicroBatch, count: int) -> tuple[Tensor, Tensor]:
         """Return the `count` likeliest tokens at each sampled position and their log probabilities, both (S, K)."""
-        return likeliest(self.hidden(batch), self.head, batch.temperatures_S, count)
+        return self.through_head(batch, partial(likeliest, temperatures_S=batch.temperatures_S, count=count))
 
-    def hidden(self, batch: MicroBatch) -> Tensor:
+    def through_head(self, batch: MicroBatch, read: Callable[[Tensor, torch.nn.Module], Result]) -> Result:
+        """Run one forward pass. Return what `read` makes of the hidden states (S, H) and the head."""
+        with self.lockstep.passing():
+            return through_head(self.head, read, self._hidden(batch))
+
+    def accompany(self, *, backward: bool = False) -> None:
+        """Take part in a pass of other processes, for which this one has no rows; see `sharded.lockstep`."""
+        with torch.set_grad_enabled(backward):
+            logprobs_S = self.read(self.batch([COMPANY], [0.0])).logprobs_S
+            if backward:
+                self.backward(logprobs_S.sum())
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a loss."""
+        with self.lockstep.passing():
+            loss.backward()  # type: ignore[no-untyped-call]  # of torch
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states (S, H) that predict the sampled tokens."""
         forest = {} if batch.tree is None else {"position_ids": batch.position_ids_BT, "tree": batch.tree}
         hidden_BTH = self._decoder(input_ids=batch.token_ids_BT, use_cache=False, **forest).last_hidden_state
@@ -129,7 +153,21 @@ class Reading:
                 if ran_out(why):
                     raise
                 log.warning("%s", why)
+                reset(causal)
         if not proven:
             log.warning("rows are read side by side, one sequence each, which is slower")
         causal.set_attn_implementation(before)
         return proven
+
+
+def _figures(
+    hidden_SH: Tensor, head: torch.nn.Module, *, batch: MicroBatch, chosen_SK: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the fields of `Read`."""
+    sampled = (hidden_SH, head, batch.token_ids_S, batch.temperatures_S)
+    if batch.constrained:
+        return constrained_head.token_logprobs(*sampled, batch.constrained)
+    if chosen_SK is None:
+        return token_logprobs(*sampled)
+    chosen = chosen_logprobs(hidden_SH, head, chosen_SK, batch.temperatures_S)
+    return (*token_logprobs(*sampled), chosen)

@@ -56,9 +56,14 @@ def _of_rows(
 
     def act() -> dict[int, Value]:
         values: dict[int, Value] = {}
-        for places in reading.plan(own) if own else ():
-            batch = reading.batch([own[place] for place in places], [1.0] * len(places))
-            values |= zip([mine[place] for place in places], read(batch, len(places)), strict=True)
+        plan = reading.plan(own) if own else []
+        for places in [*plan, *[[]] * (reading.lockstep.most(len(plan)) - len(plan))]:
+            batch = reading.batch([own[place] for place in places], [1.0] * len(places)) if places else None
+            reading.lockstep.anyone(True)
+            if batch is None:
+                reading.accompany()
+            else:
+                values |= zip([mine[place] for place in places], read(batch, len(places)), strict=True)
         return values
 
     together: dict[int, Value] = {}

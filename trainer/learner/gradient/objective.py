@@ -139,7 +139,7 @@ class Objective:
         loss = losses_S @ batch.weights_S
         if self._settings.entropy_weight:
             loss = loss - self._settings.entropy_weight * read.entropies_S.sum() / terms.tokens
-        (loss * self._loss_scale).backward()
+        self._reading.backward(loss * self._loss_scale)
         with torch.no_grad():
             fresh_S = batch.versions_S == terms.version_in
             # Where a grammar acted, the server's logprobs and the trainer's are not of the same distribution.
@@ -161,6 +161,12 @@ class Objective:
                 ]
             )
         return sums_10, batch.token_ids_BT.numel()
+
+    def accompany(self) -> None:
+        """Take part in the passes of a round in which this process has no rows; the gradient becomes meaningless."""
+        if self._reading.lockstep.anyone(False):
+            self._reading.accompany()
+        self._reading.accompany(backward=True)
 
     def policy_loss(self, batch: MicroBatch, trainer_S: Tensor, kind: Kind) -> PolicyLoss:
         """Return the loss of each sampled token without the terms for KL and entropy."""
@@ -192,7 +198,11 @@ class Objective:
         """
         chosen_B = [place in terms.measured for place in places]
         among_S = torch.tensor(chosen_B, device=batch.sequences_S.device)[batch.sequences_S]
-        if not any(chosen_B):
+        wants = any(chosen_B)
+        others_want = self._reading.lockstep.anyone(wants)
+        if not wants:
+            if others_want:
+                self._reading.accompany()
             return among_S, batch.inference_logprobs_S.new_zeros(0)
         if not all(chosen_B):
             batch = self._batch(terms, [place for place in places if place in terms.measured])
