@@ -41,6 +41,8 @@ def through_head(
 ) -> Result:
     """Return `read(hidden_SH, head, *others, **named)`, with the head's weight whole meanwhile and in its backward."""
     if isinstance(head, FSDPModule):
+        # Its hook would do this too, but keep what was gathered beside the weight until the end of the forward pass.
+        head.unshard()
         return cast(Result, cast(Any, head).read_through(read, hidden_SH, *others, **named))
     return read(hidden_SH, head, *others, **named)
 

@@ -66,7 +66,7 @@ def main(folder: Path, run: str) -> None:
         learner = learners[min(learners)]
         shares = bytes_of_base(learner)
         (folder / f"{run}-{team.rank}.json").write_text(json.dumps(shares))
-        write(folder / f"{run}-follower", learner)
+        write(folder / f"{run}-follower-{team.rank}", learner)
     team.leave()
 
 
