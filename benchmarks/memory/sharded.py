@@ -1,8 +1,8 @@
 """Measure how much host memory each process of a step takes, with a whole and with a sharded base model.
 
 `python -m benchmarks.memory.sharded FOLDER [PROCESSES ...]` (default: 2 4), on Linux, on the CPU. First one process has
-the base whole, then several share it. Each loads the model and takes two steps on the same short rows. A line for each number of
-processes, in MiB above what a process has before it loads the model, the largest of its processes:
+the base whole, then several share it. Each loads the model and takes two steps on the same short rows. A line for each
+number of processes, in MiB above what a process has before it loads the model, the largest of its processes:
 
 - `loading`: the peak while the base is loaded, which reads nothing that is not needed yet;
 - `reading`: the peak of a forward pass over a few tokens, after the first step;
@@ -10,8 +10,8 @@ processes, in MiB above what a process has before it loads the model, the larges
 - `base`: what the base has of the larger of these two: the rest is that of one process, which has the base whole.
 
 `share` is the base's bytes divided by the processes, `unit` the bytes of the largest unit (embedding or head, or a
-layer): `base` should be their sum. Memory is what the kernel counts as resident: safetensors maps weights from their file, so the base is in there
-as far as it is read. glibc returns what is freed at once (`MMAP`).
+layer): `base` should be about their sum. Memory is what the kernel counts as resident: safetensors maps weights from
+their file, so the base is in there as far as it is read. glibc returns what is freed at once (`MMAP`).
 """
 
 import json

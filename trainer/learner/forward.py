@@ -132,7 +132,7 @@ class Reading:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a loss."""
         with self.lockstep.passing():
-            loss.backward()  # type: ignore[no-untyped-call]  # of torch
+            loss.backward()
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states (S, H) that predict the sampled tokens."""

@@ -40,7 +40,7 @@ def load(model_path: str | Path, _settings: TrainerSettings, device: torch.devic
     try:
         kind = _sharded_class(model_path, init_device_mesh(device.type, (distributed.get_world_size(),)))
         model: PreTrainedModel = kind.from_pretrained(
-            str(model_path), dtype="auto", use_safetensors=True, device_map={"": hf._with_number(device)}
+            str(model_path), dtype="auto", use_safetensors=True, device_map={"": hf.with_number(device)}
         )
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ModelUnusable(f"{model_path}: {error}") from error

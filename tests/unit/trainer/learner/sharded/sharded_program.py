@@ -98,6 +98,8 @@ class Before:
     """The same of another policy's learner on the same shares."""
     decided: int
     failure: str
+    are_same_shares: bool
+    """Whether both learners are on the same memory, but for weights that are padded."""
 
 
 def before(leader: Leader, learner: Learner, job: Job) -> Before:
@@ -107,8 +109,18 @@ def before(leader: Leader, learner: Learner, job: Job) -> Before:
     failure = failing(lambda: learner.step(job.bad, 0))
     measured = learner.measure(job.constrained, 0, {})
     return Before(
-        learner.logprobs(PROMPT, ANSWER), second.logprobs(PROMPT, ANSWER), sum(measured.decided.values()), failure
+        learner.logprobs(PROMPT, ANSWER),
+        second.logprobs(PROMPT, ANSWER),
+        sum(measured.decided.values()),
+        failure,
+        addresses(learner) == addresses(second),
     )
+
+
+def addresses(learner: Learner) -> set[int]:
+    """Return where the weights of the learner's layers are."""
+    layers = learner._model.get_base_model().base_model.layers
+    return {weight.to_local().data_ptr() for weight in layers.parameters() if isinstance(weight, DTensor)}
 
 
 def failing(act: Callable[[], object]) -> str:
