@@ -124,15 +124,10 @@ class Reading:
 
     def accompany(self, *, backward: bool = False) -> None:
         """Take part in a pass of other processes, for which this one has no rows; see `sharded.lockstep`."""
-        with torch.set_grad_enabled(backward):
+        with self.lockstep.passing(), torch.set_grad_enabled(backward):
             logprobs_S = self.read(self.batch([COMPANY], [0.0])).logprobs_S
             if backward:
-                self.backward(logprobs_S.sum())
-
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of a loss."""
-        with self.lockstep.passing():
-            loss.backward()
+                logprobs_S.sum().backward()
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states (S, H) that predict the sampled tokens."""

@@ -123,7 +123,8 @@ class Accumulation:
             figures = sums_10.tolist()
         except Exception as error:
             self._put_gradients(before)
-            if not memory.ran_out(error):
+            # A pass of a sharded base is not repeated by one process alone.
+            if not memory.ran_out(error) or self._reading.lockstep.is_sharded:
                 raise
             log.warning("no memory for a micro-batch of %d rows, %d tokens", len(places), self._tokens(terms, places))
         else:

@@ -66,7 +66,9 @@ def _of_rows(
                 values |= zip([mine[place] for place in places], read(batch, len(places)), strict=True)
         return values
 
+    # All processes of a sharded base make the same passes, so none repeats its own with fewer tokens.
+    values = act() if reading.lockstep.is_sharded else memory.within(reading.budget, act)
     together: dict[int, Value] = {}
-    for some in peers.exchange(memory.within(reading.budget, act)):
+    for some in peers.exchange(values):
         together |= some
     return [together[place] for place in range(len(rows))]

@@ -127,19 +127,20 @@ class Objective:
         """
         batch = self._batch(terms, places)
         among_S, base_M = self._base_logprobs(terms, places, batch)
-        if terms.targets:
-            read, policy = self._beside_teacher(batch, [terms.targets[place] for place in places], terms.kind)
-        else:
-            read = self._reading.read(batch)
-            policy = self.policy_loss(batch, read.logprobs_S, terms.kind)
-        losses_S = policy.losses_S
-        kl_M = k3(read.logprobs_S[among_S], base_M)
-        if self._settings.kl_weight and terms.kind not in PREFERENCES:  # these have a reference of their own
-            losses_S = losses_S + self._settings.kl_weight * kl_M  # all rows are measured
-        loss = losses_S @ batch.weights_S
-        if self._settings.entropy_weight:
-            loss = loss - self._settings.entropy_weight * read.entropies_S.sum() / terms.tokens
-        self._reading.backward(loss * self._loss_scale)
+        with self._reading.lockstep.passing():
+            if terms.targets:
+                read, policy = self._beside_teacher(batch, [terms.targets[place] for place in places], terms.kind)
+            else:
+                read = self._reading.read(batch)
+                policy = self.policy_loss(batch, read.logprobs_S, terms.kind)
+            losses_S = policy.losses_S
+            kl_M = k3(read.logprobs_S[among_S], base_M)
+            if self._settings.kl_weight and terms.kind not in PREFERENCES:  # these have a reference of their own
+                losses_S = losses_S + self._settings.kl_weight * kl_M  # all rows are measured
+            loss = losses_S @ batch.weights_S
+            if self._settings.entropy_weight:
+                loss = loss - self._settings.entropy_weight * read.entropies_S.sum() / terms.tokens
+            (loss * self._loss_scale).backward()
         with torch.no_grad():
             fresh_S = batch.versions_S == terms.version_in
             # Where a grammar acted, the server's logprobs and the trainer's are not of the same distribution.
@@ -199,13 +200,13 @@ class Objective:
         chosen_B = [place in terms.measured for place in places]
         among_S = torch.tensor(chosen_B, device=batch.sequences_S.device)[batch.sequences_S]
         wants = any(chosen_B)
+        if wants and not all(chosen_B):
+            batch = self._batch(terms, [place for place in places if place in terms.measured])
         others_want = self._reading.lockstep.anyone(wants)
         if not wants:
             if others_want:
                 self._reading.accompany()
             return among_S, batch.inference_logprobs_S.new_zeros(0)
-        if not all(chosen_B):
-            batch = self._batch(terms, [place for place in places if place in terms.measured])
         with torch.no_grad(), self._model.disable_adapter():
             return among_S, self._reading.read(batch).logprobs_S
 
