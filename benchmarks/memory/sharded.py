@@ -1,8 +1,8 @@
 """Measure how much host memory each process of a step takes, with a whole and with a sharded base model.
 
 `python -m benchmarks.memory.sharded FOLDER [PROCESSES ...]` (default: 2 4), on Linux, on the CPU. First one process has
-the base whole, then several share it. Each loads the model and takes two steps on the same short rows. A line for each
-number of processes, in MiB above what a process has before it loads the model, the largest of its processes:
+the base whole, then several share it. They load the model and take two steps on short rows, one for each process. A
+line for each number of processes, in MiB above what a process has before it loads the model, the largest of them:
 
 - `loading`: the peak while the base is loaded, which reads nothing that is not needed yet;
 - `reading`: the peak of a forward pass over a few tokens, after the first step;
@@ -34,9 +34,9 @@ from whetstone.memory.model_files import read
 from whetstone.stack.stack import trainer_program
 
 MIB = 2**20
-MMAP = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_TRIM_THRESHOLD_": str(2**16), "MALLOC_ARENA_MAX": "1"}
+MMAP = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}
 COLUMNS = ("loading", "reading", "step")
-ROWS, TOKENS = 4, 64
+TOKENS = 64
 
 
 def settings_of(processes: int) -> TrainerSettings:
@@ -92,21 +92,21 @@ def measure(folder: str, processes: int, out: Path) -> None:
     shared_base(folder, settings, torch.device("cpu"))
     loading = peak_bytes()
     learner = Learner.fresh(folder, settings, 0, peers)
-    learner.step(rows(), 0)
+    learner.step(rows(peers.size), 0)
     forget_peak()
     # All processes read the same few tokens, so that none waits for another.
     learner.logprobs((1, 2, 3), (4, 5, 6))
     reading = peak_bytes()
     forget_peak()
-    learner.step(rows(), 1)
+    learner.step(rows(peers.size), 1)
     peaks = {"loading": loading, "reading": reading, "step": peak_bytes()}
     (out / f"{peers.rank}.json").write_text(json.dumps({name: peak - before for name, peak in peaks.items()}))
     if team is not None:
         team.leave()
 
 
-def rows() -> list[Row]:
-    """Return rows of which each is a micro-batch."""
+def rows(count: int) -> list[Row]:
+    """Return rows of which each is a micro-batch, one for each process."""
     return [
         Row(
             trajectory_id=str(number),
@@ -117,7 +117,7 @@ def rows() -> list[Row]:
             temperatures_T=(1.0,) * TOKENS,
             advantages_T=(0.0, *[1.0] * (TOKENS - 1)),
         )
-        for number in range(ROWS)
+        for number in range(count)
     ]
 
 
