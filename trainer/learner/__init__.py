@@ -6,5 +6,5 @@ there is, `updates` divides a step into updates with a learning rate each; `cons
 penalty, a truncation or a grammar bent. `backends` loads the model with `hf` or `unsloth`, `base` holds it for all
 policies; `imported_lora` and `merged` read and write its other forms, `gguf` makes a base model of a GGUF file,
 `model_files` tell how its answers end. `self_checks` prove at the start that all this computes what the plain model
-would; `processes` shares a step.
+would; `processes` shares a step, `sharded` the base model too.
 """

@@ -11,6 +11,7 @@ from transformers.utils import cached_file
 from trainer.domain.base import BaseModel, fingerprint
 from trainer.errors import ModelUnusable
 from trainer.learner import hf, unsloth
+from trainer.learner.sharded import backend as sharded
 from whetstone.config.trainer import TrainerSettings
 
 
@@ -29,6 +30,8 @@ class Backend(Protocol):
 
 def backend_of(settings: TrainerSettings) -> Backend:
     """Return the backend of the settings."""
+    if settings.sharding == "fsdp":
+        return sharded
     return {"hf": hf, "unsloth": unsloth}[settings.backend]
 
 

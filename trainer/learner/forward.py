@@ -1,9 +1,10 @@
 """Run the forward pass of one model: micro-batches in, log probabilities out."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from peft import PeftModel
@@ -18,7 +19,11 @@ from trainer.learner.constrained import head as constrained_head
 from trainer.learner.gradient.memory import TokenBudget, ran_out
 from trainer.learner.micro_batches import MicroBatch, by_length
 from trainer.learner.model_files import ends_of
+from trainer.learner.sharded.lockstep import COMPANY, Free
+from trainer.learner.sharded.units import reset, through_head
 from whetstone.config.trainer import TrainerSettings
+
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +52,16 @@ class Reading:
     """One model's forward pass over rows: as forests if the self-checks prove that it can, else side by side."""
 
     def __init__(
-        self, model: PeftModel, settings: TrainerSettings, budget: TokenBudget, proofs: Proofs | None = None
+        self,
+        model: PeftModel,
+        settings: TrainerSettings,
+        budget: TokenBudget,
+        proofs: Proofs | None = None,
+        lockstep: Free | None = None,
     ) -> None:
         """Prove that our forward pass computes what the model's own does, unless `proofs` of its base model say so.
+
+        `lockstep`: how passes wait for those of other processes; by default they do not.
 
         Raises:
             ModelUnusable: it does not.
@@ -57,6 +69,7 @@ class Reading:
         causal: PreTrainedModel = model.get_base_model()
         self._settings = settings
         self.budget = budget
+        self.lockstep = lockstep or Free()
         self._device: torch.device = model.device
         self._decoder: Any = causal.base_model
         self.head: torch.nn.Module = causal.get_output_embeddings()
@@ -64,9 +77,10 @@ class Reading:
         """The ids that end an answer."""
         proofs = Proofs() if proofs is None else proofs
         if proofs.ways is None:
-            self_checks.head(causal)
-            self_checks.positions(causal, settings.max_row_tokens)
-            proofs.ways = self._proven_ways(causal) if settings.trees else []
+            with self.lockstep.passing():
+                self_checks.head(causal)
+                self_checks.positions(causal, settings.max_row_tokens)
+                proofs.ways = self._proven_ways(causal) if settings.trees else []
         self._ways = proofs.ways
         if self._ways:
             causal.set_attn_implementation(attention.NAME)
@@ -101,31 +115,33 @@ class Reading:
         that predict tokens that tools gave.
         """
         if not tools or batch.tool_places_E is None or batch.tool_ids_E is None:
-            return self._sampled(batch, self.hidden(batch), chosen_SK)
-        hidden_PH = self._hidden_everywhere(batch)
-        read = self._sampled(batch, hidden_PH[batch.places_S], chosen_SK)
-        warmth_E = torch.ones(len(batch.tool_ids_E), device=hidden_PH.device)
-        logprobs_E, _ = token_logprobs(hidden_PH[batch.tool_places_E], self.head, batch.tool_ids_E, warmth_E)
-        return replace(read, tool_logprobs_E=logprobs_E)
-
-    def _sampled(self, batch: MicroBatch, hidden_SH: Tensor, chosen_SK: Tensor | None) -> Read:
-        sampled = (hidden_SH, self.head, batch.token_ids_S, batch.temperatures_S)
-        if batch.constrained:
-            return Read(*constrained_head.token_logprobs(*sampled, batch.constrained))
-        if chosen_SK is None:
-            return Read(*token_logprobs(*sampled))
-        chosen = chosen_logprobs(hidden_SH, self.head, chosen_SK, batch.temperatures_S)
-        return Read(*token_logprobs(*sampled), chosen)
+            return Read(*self.through_head(batch, partial(_figures, batch=batch, chosen_SK=chosen_SK)))
+        read = partial(_figures_with_tools, batch=batch, chosen_SK=chosen_SK)
+        return Read(*self.through_head(batch, read, everywhere=True))
 
     def likeliest(self, batch: MicroBatch, count: int) -> tuple[Tensor, Tensor]:
         """Return the `count` likeliest tokens at each sampled position and their log probabilities, both (S, K)."""
-        return likeliest(self.hidden(batch), self.head, batch.temperatures_S, count)
+        return self.through_head(batch, partial(likeliest, temperatures_S=batch.temperatures_S, count=count))
 
-    def hidden(self, batch: MicroBatch) -> Tensor:
-        """Return the hidden states (S, H) that predict the sampled tokens."""
-        return self._hidden_everywhere(batch)[batch.places_S]
+    def through_head(
+        self, batch: MicroBatch, read: Callable[[Tensor, torch.nn.Module], Result], *, everywhere: bool = False
+    ) -> Result:
+        """Run one forward pass. Return what `read` makes of the hidden states (S, H) and the head.
 
-    def _hidden_everywhere(self, batch: MicroBatch) -> Tensor:
+        `everywhere`: it gets the states (P, H) of all P = B·T positions.
+        """
+        with self.lockstep.passing():
+            hidden_PH = self._hidden(batch)
+            return through_head(self.head, read, hidden_PH if everywhere else hidden_PH[batch.places_S])
+
+    def accompany(self, *, backward: bool = False) -> None:
+        """Take part in a pass of other processes, for which this one has no rows; see `sharded.lockstep`."""
+        with self.lockstep.passing(), torch.set_grad_enabled(backward):
+            logprobs_S = self.read(self.batch([COMPANY], [0.0])).logprobs_S
+            if backward:
+                logprobs_S.sum().backward()
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states (P, H) of all P = B·T positions."""
         forest = {} if batch.tree is None else {"position_ids": batch.position_ids_BT, "tree": batch.tree}
         hidden_BTH = self._decoder(input_ids=batch.token_ids_BT, use_cache=False, **forest).last_hidden_state
@@ -144,7 +160,32 @@ class Reading:
                 if ran_out(why):
                     raise
                 log.warning("%s", why)
+                reset(causal)
         if not proven:
             log.warning("rows are read side by side, one sequence each, which is slower")
         causal.set_attn_implementation(before)
         return proven
+
+
+def _figures(
+    hidden_SH: Tensor, head: torch.nn.Module, *, batch: MicroBatch, chosen_SK: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the fields of `Read`."""
+    sampled = (hidden_SH, head, batch.token_ids_S, batch.temperatures_S)
+    if batch.constrained:
+        return constrained_head.token_logprobs(*sampled, batch.constrained)
+    if chosen_SK is None:
+        return token_logprobs(*sampled)
+    chosen = chosen_logprobs(hidden_SH, head, chosen_SK, batch.temperatures_S)
+    return (*token_logprobs(*sampled), chosen)
+
+
+def _figures_with_tools(
+    hidden_PH: Tensor, head: torch.nn.Module, *, batch: MicroBatch, chosen_SK: Tensor | None
+) -> tuple[Any, ...]:
+    """Return the fields of `Read`, with those of tokens that tools gave; these are read at temperature 1."""
+    assert batch.tool_places_E is not None and batch.tool_ids_E is not None
+    logprobs_S, entropies_S, *chosen = _figures(hidden_PH[batch.places_S], head, batch=batch, chosen_SK=chosen_SK)
+    warmth_E = torch.ones(len(batch.tool_ids_E), device=hidden_PH.device)
+    logprobs_E, _ = token_logprobs(hidden_PH[batch.tool_places_E], head, batch.tool_ids_E, warmth_E)
+    return logprobs_S, entropies_S, chosen[0] if chosen else None, logprobs_E

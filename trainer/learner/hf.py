@@ -25,14 +25,14 @@ def load(model_path: str | Path, _settings: TrainerSettings, device: torch.devic
     try:
         # With a device_map no copy of the whole model passes through host memory.
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            str(model_path), dtype="auto", use_safetensors=True, device_map={"": _with_number(device)}
+            str(model_path), dtype="auto", use_safetensors=True, device_map={"": with_number(device)}
         )
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ModelUnusable(f"{model_path}: {error}") from error
     return model
 
 
-def _with_number(device: torch.device) -> torch.device:
+def with_number(device: torch.device) -> torch.device:
     """Return the device with its number: transformers loads in threads, for which plain `cuda` is the first GPU."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

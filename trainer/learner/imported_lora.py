@@ -51,7 +51,7 @@ def adopt(model_path: str | Path, folder: Path, settings: TrainerSettings, seed:
         raise AdapterMismatch(
             f"{folder / ADAPTER_WEIGHTS}: {error}; save the adapter with safe_serialization=True"
         ) from error
-    settings = settings.model_copy(update={"backend": "hf", "device": "cpu", "offload": False})
+    settings = settings.model_copy(update={"backend": "hf", "device": "cpu", "offload": False, "sharding": "none"})
     torch.set_num_threads(settings.threads)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -38,6 +38,7 @@ from trainer.learner.gradient.divergence import given_targets
 from trainer.learner.gradient.objective import Objective, Sums, Terms, figures_of
 from trainer.learner.gradient.preferences import preference_loss
 from trainer.learner.processes.collective import Alone, Collective, Plan
+from trainer.learner.sharded.lockstep import Free, Lockstep
 from whetstone.config.trainer import PREFERENCES, Kind, TrainerSettings
 from whetstone.memory.learning_rate import learning_rate_of
 from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
@@ -88,9 +89,12 @@ class Learner:
         base_parameters = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
         self.learning_rate = learning_rate_of(settings, base_parameters)
         self._residence = None if base.host is None else Residence(model, base.host)
+        lockstep = Lockstep(peers) if base.is_sharded else Free()
+        lockstep.anyone(True)  # all have loaded their share before the first pass
         with self._present():
             backend_of(settings).made_ready(model, settings)
-            self._reading = Reading(model, settings, memory.budget_of(base.identity, settings), base.proofs)
+            budget = memory.budget_of(base.identity, settings)
+            self._reading = Reading(model, settings, budget, base.proofs, lockstep)
         self._loss_scale = HALF_LOSS_SCALE if model.dtype == torch.float16 else 1.0
         self._objective = Objective(model, self._reading, settings, self._loss_scale)
         self._trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -114,6 +118,7 @@ class Learner:
         torch.set_num_threads(settings.threads)
         device, backend = device_of(settings), backend_of(settings)
         base = shared_base(model_path, settings, device)
+        modules = base.modules(device)
         config = LoraConfig(
             task_type="CAUSAL_LM",
             target_modules="all-linear",
@@ -123,7 +128,7 @@ class Learner:
         )
         with torch.random.fork_rng(devices=_cuda_devices(device)):
             torch.manual_seed(seed)
-            model = backend.adapted(base.modules(device), config, settings)
+            model = backend.adapted(modules, config, settings)
             return cls(model, base, settings, _read_rng(device), peers)
 
     @classmethod
@@ -283,6 +288,14 @@ class Learner:
             RNG_STATE: _pack(self._rng),
         }
 
+    def before_passes(self, announce: Callable[[], None]) -> None:
+        """Have `announce` called before each pass, where the base is sharded: others have to take part in it."""
+        self._reading.lockstep.announce = announce
+
+    def accompany(self) -> None:
+        """Take part in a forward pass of the leading process, where the base is sharded."""
+        self._reading.accompany()
+
     @property
     def ends(self) -> frozenset[int]:
         """The ids that end an answer."""
@@ -292,6 +305,8 @@ class Learner:
     def _probes(self) -> bool:
         """Whether the largest micro-batch is tried before the first step of this process."""
         wanted = self._settings.probe_memory
+        if self._reading.lockstep.is_sharded:
+            return False  # where memory runs out in one process, others wait for its layers
         return self._device.type != "cpu" if wanted is None else wanted
 
     def _present(self) -> AbstractContextManager[None]:
@@ -331,7 +346,7 @@ class Learner:
         """
         sums = Sums()
         for number, places in enumerate(plan, done + 1):
-            unfit = self._gradient.add(terms, places, sums) if places else []
+            unfit = self._gradient.add(terms, places, sums) if places else self._gradient.accompany()
             if on_progress:
                 on_progress(number, rounds)
             if unfit := list(chain.from_iterable(self._peers.exchange(unfit))):

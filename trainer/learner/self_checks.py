@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from trainer.errors import ModelUnusable, TrainerError
 from trainer.learner import attention, prefix_trees
 from trainer.learner.chunked_head import token_logprobs
+from trainer.learner.sharded.units import through_head
 
 SEED = 5
 SHARED, OWN = 64, 32
@@ -47,9 +48,8 @@ def head(causal: PreTrainedModel) -> None:
     try:
         theirs_TV = causal(input_ids=token_ids_T[None], use_cache=False).logits[0]
         hidden_TH = causal.base_model(input_ids=token_ids_T[None], use_cache=False).last_hidden_state[0]
-        ours_T, _ = token_logprobs(
-            hidden_TH, causal.get_output_embeddings(), token_ids_T, torch.ones(8, device=causal.device)
-        )
+        temperatures_T = torch.ones(8, device=causal.device)
+        ours_T, _ = through_head(causal.get_output_embeddings(), token_logprobs, hidden_TH, token_ids_T, temperatures_T)
     except Exception as error:  # a model's own code may raise anything when it cannot work on text alone
         raise ModelUnusable(f"{name} does not read plain token ids with an adapter on it: {error}") from error
     theirs_T = theirs_TV.float().log_softmax(-1).gather(-1, token_ids_T[:, None])[:, 0]

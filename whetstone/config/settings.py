@@ -229,6 +229,16 @@ class Settings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _device_of_a_sharded_base(self) -> Self:
+        if self.trainer.sharding == "fsdp" and self.vllm.shares_device:
+            raise ValueError(
+                "trainer.sharding is fsdp, and a sharded base model stays on its devices, so vLLM cannot have them "
+                "between steps: set vllm.shares_device to false and trainer.devices to other GPUs than vllm.devices, "
+                "or trainer.sharding to none"
+            )
+        return self
+
     def of_projects(self) -> list[Self]:
         """Return the settings of each project, the home project's first: its own name, policies, aliases, upstreams.
 

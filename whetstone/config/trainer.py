@@ -188,6 +188,9 @@ class TrainerSettings(Section):
     """A trajectory with a longer row is not trained on (`too_long`)."""
     processes: int = Field(1, ge=1)
     """Processes of one step, each with its own device, launched by accelerate."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """`fsdp` divides the base model among the `processes`, where it is too large for one device; each layer is gathered
+    while it computes. `none`: each process has all of it."""
     threads: int = Field(1, ge=1)
     """torch's CPU threads. On two cores next to a busy vLLM, one is as fast as two."""
     niceness: int = Field(5, ge=0, le=19)
@@ -271,4 +274,20 @@ class TrainerSettings(Section):
             )
         if self.processes > 1 and self.backend != "hf":
             raise ValueError(f"backend {self.backend} takes one process: set processes to 1, or backend to hf")
+        self._check_sharding()
         return self
+
+    def _check_sharding(self) -> None:
+        if self.sharding == "none":
+            return
+        if self.processes == 1:
+            raise ValueError(
+                "sharding fsdp divides the base model among processes: set processes to 2 or more, or sharding to none"
+            )
+        if self.offload:
+            raise ValueError("a sharded base model stays on its devices: set offload to false, or sharding to none")
+        if self.probe_memory:
+            raise ValueError(
+                "memory that runs out in one process of a sharded base model ends them all, so it cannot be probed: "
+                "set probe_memory to false and micro_batch_tokens to what fits, or sharding to none"
+            )

@@ -89,11 +89,17 @@ def _rows(planned: plan.Plan, settings: Settings) -> Iterator[tuple[str, float |
     yield "  its own work", server.work, "CUDA, graphs, activations, logits; partly stated, not measured"
     yield "  KV cache", max(0, server.kv_cache), f"{server.kv_tokens} tokens; longest request {planned.context}"
     yield "trainer", planned.trainer_bytes + TRAINER_BYTES, "what a step may take, with its process"
-    yield "  base model", step.base, f"learning rate {rate:g}"
+    yield "  base model", step.base, f"{_of_share(settings)}learning rate {rate:g}"
     yield "  adapter", step.adapter, "weights, gradient and optimizer in fp32"
     yield "  activations", step.activations, _of_rows(planned)
     yield "  logits", step.head, "beyond the activations' own peak"
     yield "host memory", planned.host_bytes, _of_host(planned)
+
+
+def _of_share(settings: Settings) -> str:
+    if settings.trainer.sharding == "none":
+        return ""
+    return f"a share of {settings.trainer.processes}, and what is gathered at once; "
 
 
 def _of_rows(planned: plan.Plan) -> str:

@@ -202,6 +202,11 @@ def _problems_of_serving(plan: Plan, settings: Settings) -> Iterator[str]:
 def _problems_of_training(plan: Plan, settings: Settings) -> Iterator[str]:
     model, trainer = plan.model, settings.trainer
     least = min(LEAST_ROW, model.longest or LEAST_ROW)
+    if plan.hardware.mode == "asleep" and trainer.sharding == "fsdp":
+        yield (
+            "trainer.sharding is fsdp, and a sharded base model stays on its cards, so vLLM cannot have one of them "
+            "between steps"
+        )
     if plan.longest < least:
         needed = step_bytes(model, trainer, least).total
         yield (
@@ -249,6 +254,12 @@ def _remedies(plan: Plan, settings: Settings) -> Iterator[str]:
         larger = replace(hardware, card_bytes=gib * GIB, trainer_card_bytes=None)
         if gib * GIB > hardware.card_bytes and fits(settings, larger):
             yield f"{'a card' if hardware.mode != 'own' else 'cards'} of {gib} GiB"
+            break
+    for each in (2, 4, 8):
+        sharded = trainer.model_copy(update={"processes": each, "sharding": "fsdp"})
+        is_more = hardware.mode == "own" and each > trainer.processes
+        if is_more and fits(settings.model_copy(update={"trainer": sharded}), hardware):
+            yield f'{each} cards like it for the trainer (trainer.processes = {each}, trainer.sharding = "fsdp")'
             break
 
 

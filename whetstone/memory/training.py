@@ -28,6 +28,7 @@ class StepBytes:
     """The bytes of a step on its device, without what the process itself needs."""
 
     base: int
+    """Weights; of a sharded base this process's share, and what is gathered at once beside it."""
     adapter: int
     """Weights, gradient and optimizer of the LoRA."""
     activations: int
@@ -61,14 +62,29 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
     backward = passing + (kept if checkpointing else 0)
     # The decoder's output, its gradient, and what the last norm keeps.
     ends = (2 * model.item_bytes + 4) * model.hidden
-    in_head = 2 * model.item_bytes * model.hidden * tokens + logits_bytes(model, tokens, accelerator=accelerator)
+    logits = logits_bytes(model, tokens, accelerator=accelerator)
+    if trainer.sharding == "fsdp":
+        # The head is gathered into a buffer and copied out of that; logits come after it.
+        logits = max(logits, model.head_bytes)
+    in_head = 2 * model.item_bytes * model.hidden * tokens + logits
     activations = (standing + backward + ends) * tokens
     return StepBytes(
-        base=model.weight_bytes,
+        base=base_bytes(model, trainer),
         adapter=ADAPTER_BYTES * lora_parameters(model, trainer),
         activations=activations,
         head=max(0, in_head - backward * tokens),
     )
+
+
+def base_bytes(model: ModelSizes, trainer: TrainerSettings) -> int:
+    """Return what the base takes of a device: all its weights, or a share of them and what is gathered at once.
+
+    That is the embedding or the head, or a layer with the next one, which is gathered ahead (`sharded.units`).
+    """
+    if trainer.sharding == "none":
+        return model.weight_bytes
+    gathered = max(model.embedding_bytes, model.head_bytes, 2 * model.largest_layer_bytes)
+    return -(-model.weight_bytes // trainer.processes) + gathered
 
 
 def reading_bytes(model: ModelSizes, tokens: int) -> int:

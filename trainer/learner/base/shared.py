@@ -15,6 +15,7 @@ from trainer.domain.base import BaseModel
 from trainer.learner.backends import backend_of, base_of, folder_of
 from trainer.learner.base.residence import HostWeights
 from trainer.learner.forward import Proofs
+from trainer.learner.sharded.backend import modules_on
 from whetstone.config.trainer import TrainerSettings
 
 
@@ -29,9 +30,13 @@ class SharedBase:
     """Nothing is ever put on this one."""
     host: HostWeights | None = None
     """Its weights in host memory, if they leave the device between steps."""
+    is_sharded: bool = False
+    """Whether this process has a share of the weights only."""
 
     def modules(self, device: torch.device) -> PreTrainedModel:
         """Return the model with modules of its own on the shared weights, which are moved to the device."""
+        if self.is_sharded:
+            return modules_on(self._model)
         weights: dict[int, Tensor] = {id(weight): weight for weight in self._model.parameters()}
         own: PreTrainedModel = copy.deepcopy(self._model, weights)
         if self.host is None and any(weight.device.type != device.type for weight in own.parameters()):
@@ -56,7 +61,7 @@ def shared_base(model_path: str | Path, settings: TrainerSettings, device: torch
         _latest.clear()  # the next one needs its memory
         model = backend_of(settings).load(model_path, settings, device)
         host = HostWeights(model.requires_grad_(False).parameters(), device) if settings.offload else None
-        _latest[key] = SharedBase(base_of(model_path), Proofs(), model, host)
+        _latest[key] = SharedBase(base_of(model_path), Proofs(), model, host, settings.sharding == "fsdp")
     return _latest[key]
 
 

@@ -6,6 +6,7 @@ One forward pass without gradient over the rows that have such tokens.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from trainer.learner.constrained import supports
 from trainer.learner.constrained.bending import chunks
 from trainer.learner.constrained.head import bent_logits, chunk_rows
 from trainer.learner.forward import Reading
+from trainer.learner.micro_batches import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +57,31 @@ def measure(
     for done, positions in enumerate(plan, 1):
         batch = reading.batch([to_read[at] for at in positions], [0.0] * len(positions))
         keys = [(places[at], span) for at in positions for span in of_row[places[at]]]
-        parts: list[list[_Part]] = [[] for _ in keys]
-        hidden_SH = reading.hidden(batch)
-        owner = 0
-        for chunk in chunks(batch.constrained, chunk_rows(reading.head)):
-            at_C = torch.cat([tokens.at_C for tokens in chunk])
-            sampled = (hidden_SH[at_C], reading.head, batch.temperatures_S[at_C], chunk)
-            counts = [len(tokens.at_C) for tokens in chunk]
-            z_CV = bent_logits(*sampled)
-            served_z_CV = bent_logits(*sampled, as_served=True) if rounds else z_CV
-            for tokens, own_CV, served_CV in zip(chunk, z_CV.split(counts), served_z_CV.split(counts), strict=True):
-                ids_C, served_C = batch.token_ids_S[tokens.at_C], batch.inference_logprobs_S[tokens.at_C]
-                parts[owner].append(_part(own_CV, served_CV, tokens.constraints, ids_C, served_C))
-                # Chunks keep the order of completions, and may cut one of them.
-                if tokens.at_C[-1] == batch.constrained[owner].at_C[-1]:
-                    owner += 1
+        parts = reading.through_head(batch, partial(_parts, batch=batch, rounds=rounds))
         for (place, span), own in zip(keys, parts, strict=True):
             measures[place, span.start] = _joined(own, decided_by_ids(rows[place], span, reading.ends))
         if on_progress:
             on_progress(done, len(plan))
     return measures
+
+
+def _parts(hidden_SH: Tensor, head: torch.nn.Module, *, batch: MicroBatch, rounds: bool) -> list[list[_Part]]:
+    """Measure the tokens of each completion. `rounds`: whether the server rounds its logits."""
+    parts: list[list[_Part]] = [[] for _ in batch.constrained]
+    owner = 0
+    for chunk in chunks(batch.constrained, chunk_rows(head)):
+        at_C = torch.cat([tokens.at_C for tokens in chunk])
+        sampled = (hidden_SH[at_C], head, batch.temperatures_S[at_C], chunk)
+        counts = [len(tokens.at_C) for tokens in chunk]
+        z_CV = bent_logits(*sampled)
+        served_z_CV = bent_logits(*sampled, as_served=True) if rounds else z_CV
+        for tokens, own_CV, served_CV in zip(chunk, z_CV.split(counts), served_z_CV.split(counts), strict=True):
+            ids_C, served_C = batch.token_ids_S[tokens.at_C], batch.inference_logprobs_S[tokens.at_C]
+            parts[owner].append(_part(own_CV, served_CV, tokens.constraints, ids_C, served_C))
+            # Chunks keep the order of completions, and may cut one of them.
+            if tokens.at_C[-1] == batch.constrained[owner].at_C[-1]:
+                owner += 1
+    return parts
 
 
 def _only(row: Row, spans: Sequence[ConstrainedSpan]) -> Row:

@@ -60,6 +60,16 @@ class Accumulation:
                 unfit += part
         return unfit
 
+    def accompany(self) -> list[int]:
+        """Take part in a round in which this process has no rows, where the base is sharded; return no rows."""
+        if self._reading.lockstep.is_sharded:
+            before = self._take_gradients()
+            try:
+                self._objective.accompany()
+            finally:
+                self._put_gradients(before)
+        return []
+
     def _check_too_long(self, tokens: int) -> None:
         """Raise OutOfMemory unless it is the length of a row that keeps it from fitting."""
         fewest = memory.FEWEST_TOKENS
@@ -113,7 +123,8 @@ class Accumulation:
             figures = sums_10.tolist()
         except Exception as error:
             self._put_gradients(before)
-            if not memory.ran_out(error):
+            # A pass of a sharded base is not repeated by one process alone.
+            if not memory.ran_out(error) or self._reading.lockstep.is_sharded:
                 raise
             log.warning("no memory for a micro-batch of %d rows, %d tokens", len(places), self._tokens(terms, places))
         else:

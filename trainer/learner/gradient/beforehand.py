@@ -56,12 +56,19 @@ def _of_rows(
 
     def act() -> dict[int, Value]:
         values: dict[int, Value] = {}
-        for places in reading.plan(own) if own else ():
-            batch = reading.batch([own[place] for place in places], [1.0] * len(places))
-            values |= zip([mine[place] for place in places], read(batch, len(places)), strict=True)
+        plan = reading.plan(own) if own else []
+        for places in [*plan, *[[]] * (reading.lockstep.most(len(plan)) - len(plan))]:
+            batch = reading.batch([own[place] for place in places], [1.0] * len(places)) if places else None
+            reading.lockstep.anyone(True)
+            if batch is None:
+                reading.accompany()
+            else:
+                values |= zip([mine[place] for place in places], read(batch, len(places)), strict=True)
         return values
 
+    # All processes of a sharded base make the same passes, so none repeats its own with fewer tokens.
+    values = act() if reading.lockstep.is_sharded else memory.within(reading.budget, act)
     together: dict[int, Value] = {}
-    for some in peers.exchange(memory.within(reading.budget, act)):
+    for some in peers.exchange(values):
         together |= some
     return [together[place] for place in range(len(rows))]

@@ -141,22 +141,24 @@ class Objective:
         among_S, base_M = self._base_logprobs(terms, places, batch)
         replayed_S = _are_in(terms.replayed, places, batch) if terms.replayed else None
         own_S = slice(None) if replayed_S is None else ~replayed_S
-        if terms.targets:
-            read, policy = self._beside_teacher(batch, [terms.targets[place] for place in places], terms.kind)
-        else:
-            read = self._reading.read(batch, tools=terms.tool_tokens > 0)
-            policy = self.policy_loss(batch, read.logprobs_S, terms.kind, replayed_S)
-        losses_S = policy.losses_S
-        kl_M = k3(read.logprobs_S[among_S], base_M)
-        if self._settings.kl_weight and terms.kind not in PREFERENCES:  # these have a reference of their own
-            # All rows are measured but those of past attempts.
-            losses_S = losses_S + self._settings.kl_weight * torch.zeros_like(losses_S).masked_scatter(among_S, kl_M)
-        loss = losses_S @ batch.weights_S
-        if self._settings.entropy_weight:
-            loss = loss - self._settings.entropy_weight * read.entropies_S[own_S].sum() / terms.tokens
-        if read.tool_logprobs_E is not None:
-            loss = loss - self._settings.echo_weight * read.tool_logprobs_E.sum() / terms.tool_tokens
-        (loss * self._loss_scale).backward()
+        with self._reading.lockstep.passing():
+            if terms.targets:
+                read, policy = self._beside_teacher(batch, [terms.targets[place] for place in places], terms.kind)
+            else:
+                read = self._reading.read(batch, tools=terms.tool_tokens > 0)
+                policy = self.policy_loss(batch, read.logprobs_S, terms.kind, replayed_S)
+            losses_S = policy.losses_S
+            kl_M = k3(read.logprobs_S[among_S], base_M)
+            if self._settings.kl_weight and terms.kind not in PREFERENCES:  # these have a reference of their own
+                # All rows are measured but those of past attempts.
+                kl_S = torch.zeros_like(losses_S).masked_scatter(among_S, kl_M)
+                losses_S = losses_S + self._settings.kl_weight * kl_S
+            loss = losses_S @ batch.weights_S
+            if self._settings.entropy_weight:
+                loss = loss - self._settings.entropy_weight * read.entropies_S[own_S].sum() / terms.tokens
+            if read.tool_logprobs_E is not None:
+                loss = loss - self._settings.echo_weight * read.tool_logprobs_E.sum() / terms.tool_tokens
+            (loss * self._loss_scale).backward()
         with torch.no_grad():
             fresh_S = batch.versions_S == terms.version_in
             # Where a grammar acted, the server's logprobs and the trainer's are not of the same distribution.
@@ -179,6 +181,12 @@ class Objective:
                 ]
             )
         return sums_10, batch.token_ids_BT.numel()
+
+    def accompany(self) -> None:
+        """Take part in the passes of a round in which this process has no rows; the gradient becomes meaningless."""
+        if self._reading.lockstep.anyone(False):
+            self._reading.accompany()
+        self._reading.accompany(backward=True)
 
     def policy_loss(
         self, batch: MicroBatch, trainer_S: Tensor, kind: Kind, replayed_S: Tensor | None = None
@@ -223,10 +231,14 @@ class Objective:
         """
         chosen_B = [place in terms.measured for place in places]
         among_S = _are_in(terms.measured, places, batch)
-        if not any(chosen_B):
-            return among_S, batch.inference_logprobs_S.new_zeros(0)
-        if not all(chosen_B):
+        wants = any(chosen_B)
+        if wants and not all(chosen_B):
             batch = self._batch(terms, [place for place in places if place in terms.measured])
+        others_want = self._reading.lockstep.anyone(wants)
+        if not wants:
+            if others_want:
+                self._reading.accompany()
+            return among_S, batch.inference_logprobs_S.new_zeros(0)
         with torch.no_grad(), self._model.disable_adapter():
             return among_S, self._reading.read(batch).logprobs_S
 

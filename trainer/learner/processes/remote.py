@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -61,6 +62,11 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Accompany:
+    """An order to take part in a forward pass that the leader alone needs, since the base is sharded."""
+
+
+@dataclass(frozen=True)
 class Command:
     """What every process does next."""
 
@@ -68,7 +74,7 @@ class Command:
     """Number of the learner that is made or takes the step."""
     living: frozenset[int]
     """Numbers of the learners that the leader still has; the others free the memory of the rest."""
-    what: Fresh | Resume | Step
+    what: Fresh | Resume | Step | Accompany
 
 
 class RemoteLearner(Learner):
@@ -100,6 +106,8 @@ class Leader:
         self._team = team
         self._numbers = count()
         self._living: WeakSet[RemoteLearner] = WeakSet()
+        self._orders = 0
+        """How many orders are being carried out."""
 
     def fresh(self, model_path: str | Path, settings: TrainerSettings, seed: int) -> Learner:
         """See `Learner.fresh`; raises PeerFailed as well."""
@@ -120,15 +128,28 @@ class Leader:
         Raises:
             PeerFailed: one of them failed.
         """
+        self._say(number, what)
+        self._orders += 1
+        try:
+            with self._team.together():
+                yield
+        finally:
+            self._orders -= 1
+
+    def accompanied(self, number: int) -> None:
+        """Make the followers take part in the pass that begins now, unless they are in a step with this process."""
+        if not self._orders:
+            self._say(number, Accompany())
+
+    def _say(self, number: int, what: Fresh | Resume | Step | Accompany) -> None:
         self._team.say(Command(number, frozenset(learner.number for learner in self._living), what))
-        with self._team.together():
-            yield
 
     def _made(self, what: Fresh | Resume) -> RemoteLearner:
         number = next(self._numbers)
         with self.ordering(number, what):
             learner = what.made(RemoteLearner, self._team)
         learner.leader, learner.number = self, number
+        learner.before_passes(partial(self.accompanied, number))
         self._living.add(learner)
         return learner
 
@@ -139,6 +160,9 @@ def follow(team: Team, learners: dict[int, Learner]) -> None:
     while (order := team.hear()) is not None:
         for number in learners.keys() - order.living:
             del learners[number]
+        if isinstance(order.what, Accompany):
+            learners[order.number].accompany()  # where it fails, this process ends
+            continue
         try:
             with team.together():
                 _do(order, team, learners)
@@ -150,5 +174,5 @@ def _do(order: Command, team: Team, learners: dict[int, Learner]) -> None:
     what = order.what
     if isinstance(what, Step):
         learners[order.number].step(what.rows, what.version_in, kind=what.kind, reference=what.reference)
-    else:
+    elif not isinstance(what, Accompany):
         learners[order.number] = what.made(Learner, team)

@@ -1,9 +1,9 @@
 """Connect several processes that take one step together, over accelerate.
 
-Each process has a device of its own with the whole base model on it. Two kinds of data are exchanged: figures and
-objects over gloo, which waits for days without a timeout and without a busy core, and gradients over what connects
-the devices (nccl, gloo). No process starts to add up before all have confirmed that they can, so that no process waits
-for one that has failed.
+Each process has a device of its own, with the whole base model on it or a share of that (`learner.sharded`). Two kinds
+of data are exchanged: figures and objects over gloo, which waits for days without a timeout and without a busy core,
+and gradients over what connects the devices (nccl, gloo). No process starts to add up before all have confirmed that
+they can, so that no process waits for one that has failed.
 
 All processes run on one machine, launched by `accelerate launch`. They exchange pickles, over loopback.
 """

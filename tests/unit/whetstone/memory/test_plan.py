@@ -47,6 +47,28 @@ def test_what_fits_is_what_the_weights_say(models: dict[str, ModelSizes], size: 
         assert "What would fit: " in one.why_not and f"of a card of {gib} GiB" in one.why_not
 
 
+def test_a_sharded_base_counts_as_its_share_and_what_is_gathered_at_once(models: dict[str, ModelSizes]) -> None:
+    model, trains = models["14B"], Hardware(24 * GIB, "own", serves=False)
+    whole = plan.make(model, Settings(), trains)
+    assert not whole.fits and 'trainer.processes = 2, trainer.sharding = "fsdp"' in whole.why_not
+    settings = Settings(trainer={"processes": 2, "sharding": "fsdp"})
+    shared = plan.make(model, settings, trains)
+    assert shared.fits and shared.row > 4096
+    gathered = max(model.embedding_bytes, 2 * model.largest_layer_bytes)
+    assert shared.step.base == model.weight_bytes // 2 + gathered < whole.step.base
+    # Before there are logits, there is the buffer that the head is copied out of.
+    heads = [step_bytes(model, trainer, 1024).head for trainer in (settings.trainer, Settings().trainer)]
+    assert heads[0] > heads[1] > 0
+
+
+def test_a_sharded_base_stays_on_its_cards(models: dict[str, ModelSizes]) -> None:
+    trainer = {"processes": 2, "sharding": "fsdp"}
+    shared = plan.make(models["0.5B"], Settings(trainer=trainer), Hardware(80 * GIB, "asleep"))
+    assert "stays on its cards" in shared.why_not and "a second card like it for the trainer" in shared.why_not
+    with pytest.raises(ValueError, match="set vllm.shares_device to false"):
+        Settings(trainer=trainer, vllm={"shares_device": True})
+
+
 @pytest.mark.parametrize(
     ("size", "gib", "card", "remedy"),
     [
