@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
+from whetstone.config.adapters import AdapterSettings
 from whetstone.config.gate import GateSettings
 from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import PolicyNames, ProxySettings, UpstreamSettings, VllmSettings, policy_name
@@ -134,6 +135,7 @@ class Settings(Section):
     log: LogSettings = LogSettings()
     sql: SqlSettings = SqlSettings()
     trainer: TrainerSettings = TrainerSettings()
+    adapters: AdapterSettings = AdapterSettings()
     gate: GateSettings = GateSettings()
     learning: dict[str, RewardSettings] = Field(default_factory=dict)
     """Reward settings of each policy: `[learning.starter]`, one section for each policy that needs one."""
