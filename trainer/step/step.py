@@ -187,7 +187,7 @@ def _take_claimed(
         return True
     with phases.phase("write"):
         folder = settings.data.resolve() / "adapters" / claim.name_out
-        manifest_sha256 = _write(folder, learner, claim, store, settings)
+        manifest_sha256 = _write(folder, learner, claim, store, settings, renew)
     store.trained(claim, step_columns(figures, members, taught, claim.kind, settings.trainer), folder, manifest_sha256)
     try:
         # A backward pass takes about twice as long as a forward pass.
@@ -209,7 +209,9 @@ def _take_claimed(
     return True
 
 
-def _write(folder: Path, learner: Learner, claim: Claim, store: Store, settings: Settings) -> str:
+def _write(
+    folder: Path, learner: Learner, claim: Claim, store: Store, settings: Settings, renew: Callable[[], None]
+) -> str:
     """Write the adapter, and publish it where there is an adapter store. Return its manifest's SHA-256.
 
     Raises:
@@ -222,7 +224,7 @@ def _write(folder: Path, learner: Learner, claim: Claim, store: Store, settings:
         return files.write(folder, learner, parent=claim.version_in, step=claim.number)
     files.write(folder, learner, parent=claim.version_in, step=claim.number, in_bf16=in_bf16)
     try:
-        return retry_while_down(lambda: shelf.publish(folder), claim, store, settings)
+        return retry_while_down(partial(shelf.publish, folder, renew), claim, store, settings)
     except (StoreError, LeaseLost):
         remove(folder)
         raise

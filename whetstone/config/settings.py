@@ -216,6 +216,15 @@ class Settings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _time_for_the_store(self) -> Self:
+        if self.adapters.is_remote and self.adapters.timeout_s >= self.trainer.lease_s:
+            raise ValueError(
+                f"adapters.timeout_s = {self.adapters.timeout_s:g} must be below trainer.lease_s = "
+                f"{self.trainer.lease_s:g}: the lease is renewed between two files"
+            )
+        return self
+
     def of_projects(self) -> list[Self]:
         """Return the settings of each project, the home project's first: its own name, policies, aliases, upstreams.
 

@@ -45,9 +45,10 @@ class ObjectStore:
         self._timeout_s = timeout_s
         self._fs, self._root = _opened(address) if filesystem is None else (filesystem, root.rstrip("/"))
 
-    def publish(self, folder: Path) -> str:
+    def publish(self, folder: Path, renew: Callable[[], None] = lambda: None) -> str:
         """Put the adapter into the store, unless it is there. Return its manifest's SHA-256.
 
+        `renew` is called before each object, which may take as long as the time limit; what it raises ends this.
         The manifest comes last. After an error or a kill nothing can be loaded, and another call puts what is missing.
 
         Raises:
@@ -60,8 +61,10 @@ class ObjectStore:
         there = self._sizes(sha256)
         for name, source in published_files(manifest).items():
             if there.get(name) != manifest["files"][source]["bytes"]:
+                renew()
                 self._call("put_file", str(folder / (name if here else source)), self._path(sha256, name))
         if there.get(MANIFEST) != len(content):
+            renew()
             self._call("pipe_file", self._path(sha256, MANIFEST), content)
             log.info("published %s as %s in %s", folder.name, sha256, self.address)
         return sha256
