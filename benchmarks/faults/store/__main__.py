@@ -52,8 +52,8 @@ from whetstone.vllm.client import Vllm
 BUCKET, PREFIX = "whetstone", "adapters"
 LOGIN = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
 TIMEOUT_S, LEASE_S = 2.0, 5.0
-PUBLISHING_S = 1.5
-"""Window of a kill while a version is published: most take about as long on the faulty connections."""
+PUBLISHING_S = 0.5
+"""Window of a kill while a version is published, which takes about as long without faults."""
 PULLER_LIVES_S = (5.0, 15.0)
 START_S, SWEPT_S, STILL_S = 60.0, 90.0, 1200.0
 
