@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from benchmarks.faults.killed.__main__ import Kill, Run, settings_of
+from benchmarks.faults.killed.__main__ import LOOK_EVERY_S, Kill, Run, settings_of
 from benchmarks.faults.killed.records import GROUPS_PER_STEP, freeze
 from benchmarks.faults.store.relay import FaultyRelay, at_random
 from benchmarks.faults.store.witness import PUBLISHED, Witness, hashes
@@ -42,7 +42,7 @@ from trainer.learner.learner import Learner
 from trainer.store.retention import ManifestStore
 from whetstone.config.settings import Settings, as_environment
 from whetstone.database.engine import connect
-from whetstone.registry.adapters import AdapterDamaged, StoreError, verify
+from whetstone.registry.adapters import TEMPORARY, AdapterDamaged, StoreError, verify
 from whetstone.registry.projects import Store
 from whetstone.registry.remote.object_store import ObjectStore
 from whetstone.registry.remote.sources import cache_folder
@@ -52,8 +52,8 @@ from whetstone.vllm.client import Vllm
 BUCKET, PREFIX = "whetstone", "adapters"
 LOGIN = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
 TIMEOUT_S, LEASE_S = 2.0, 5.0
-PUBLISHING_S = 0.5
-"""Window of a kill while a version is published, which takes about as long without faults."""
+PUBLISHING_S = 2.0
+"""Window of a kill while a version is published by slow connections."""
 PULLER_LIVES_S = (5.0, 15.0)
 START_S, SWEPT_S, STILL_S = 60.0, 90.0, 1200.0
 
@@ -141,7 +141,7 @@ def prove(data: Path, steps: int, kills: int, seed: int, console: Console) -> tu
         began = time.monotonic()
         with witness.watching():
             for _ in range(kills):
-                if kill := run.killed("written", rng.random(), {"written": PUBLISHING_S}):
+                if kill := _kill(run, relay, rng.uniform(0, PUBLISHING_S)):
                     taken.append(kill)
                     console.print(f"kill {len(taken):2}: {kill}", highlight=False)
             _to_its_end(run)
@@ -214,6 +214,34 @@ def _direct(settings: Settings, port: int) -> ObjectStore:
         key="any", secret="any", endpoint_url=f"http://127.0.0.1:{port}", use_listings_cache=False
     )
     return ObjectStore(settings.adapters.store, 60, filesystem, f"{BUCKET}/{PREFIX}")
+
+
+def _kill(run: Run, relay: FaultyRelay, after_s: float) -> Kill | None:
+    """Start the worker, and kill it so long after it has begun to publish a version; None if all was over before.
+
+    The connections are slow then, so that the kill comes between two objects or within one.
+    """
+    before, began = run.look(), time.monotonic()
+    written = _folders(run)
+    with run.worker() as process:
+        while _folders(run) == written:
+            if not run.look().left:
+                return None
+            run._check(process, began)
+            time.sleep(LOOK_EVERY_S)
+            written &= _folders(run)  # retention removes some
+        relay.mode = "slow"
+        time.sleep(after_s)
+        at_s = time.monotonic() - began
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    seen = run.look()
+    return Kill("published", at_s, seen, run._met(before, seen))
+
+
+def _folders(run: Run) -> set[str]:
+    """Return the adapters that the worker has written completely."""
+    return {path.name for path in (run.settings.data / "adapters").glob("*@v*") if not path.name.startswith(TEMPORARY)}
 
 
 def _to_its_end(run: Run) -> None:
