@@ -49,13 +49,14 @@ from whetstone.registry.remote.sources import cache_folder
 from whetstone.stack.stack import free_ports
 from whetstone.vllm.client import Vllm
 
+PROGRAM = "from whetstone.cli.main import main; main()"
 BUCKET, PREFIX = "whetstone", "adapters"
 LOGIN = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
 TIMEOUT_S, LEASE_S = 2.0, 5.0
 PUBLISHING_S = 2.0
 """Window of a kill while a version is published by slow connections."""
 PULLER_LIVES_S = (5.0, 15.0)
-START_S, SWEPT_S, STILL_S = 60.0, 90.0, 1200.0
+START_S, SWEPT_S, STILL_S = 300.0, 300.0, 2400.0
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ class PullerProcess:
             thread.join()
 
     def _live(self, ended: threading.Event) -> None:
-        command = [str(Path(sys.executable).parent / "whetstone"), "puller", "--host", "127.0.0.1"]
+        command = [sys.executable, "-c", PROGRAM, "puller", "--host", "127.0.0.1"]
         environment = {**os.environ, **as_environment(self._settings)}
         with self._log.open("ab") as log:
             while not ended.is_set():
