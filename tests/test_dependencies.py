@@ -15,7 +15,6 @@ NOT_IMPORTED = {
     "mypy": "a command: make check",
     "pytest-timeout": "a plugin of pytest",
     "ruff": "a command: make check",
-    "s3fs": "loaded by fsspec for s3://",
     "uv": "a command: installs and locks",
     "zensical": "a command: make site",
 }
