@@ -15,7 +15,7 @@ LOCK := requirements/cpu.lock
 AT_ONCE := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) --maxprocesses 5 --dist loadscope
 
 # What `make test-all` does: what `make test` does, and what that leaves out. PART="clients trl" does only these.
-PARTS := short postgresql exact clients stacks harnesses trl real examples unsloth
+PARTS := short postgresql exact clients stacks harnesses store trl real examples unsloth
 PART := $(PARTS)
 
 # TRL, the reference of the losses: an environment of its own that sees the packages of the other.
@@ -38,6 +38,11 @@ AUDIT := .venv-audit
 AUDIT_INSTALLED := $(AUDIT)/.installed
 AUDIT_LOCK := requirements/audit.lock
 
+# S3's file system and a server of its API, for the check of the adapter store: an environment of its own, likewise.
+STORE := .venv-store
+STORE_INSTALLED := $(STORE)/.installed
+STORE_LOCK := requirements/store.lock
+
 # A GPU host: vLLM, proxy, judge, trainer and tests on CUDA 13. Unsloth takes an older transformers than vLLM does.
 GPU := .venv-gpu
 GPU_INSTALLED := $(GPU)/.installed
@@ -51,7 +56,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench watched instructions scale pages retention soak fuzz thumbs warm judged killed outage operating chaos swaps gate real example clients steps beside-trl docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench watched instructions scale pages retention soak fuzz thumbs warm judged killed outage operating chaos adapter-store swaps gate real example clients steps beside-trl docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -63,7 +68,7 @@ demo: $(INSTALLED)  ## Watch an agent learn: some ten minutes; DEMO_ARGS="--seed
 test: $(INSTALLED)  ## Everything that a change can break, with a real vLLM, PostgreSQL and Redis: a quarter of an hour
 	$(MAKE) --no-print-directory --jobs 2 static short
 
-test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses trl real examples unsloth)
+test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses store trl real examples unsloth)
 
 short all-short: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "not long and not gpu and not system" $(TEST_ARGS)
@@ -84,6 +89,9 @@ all-stacks: $(INSTALLED)
 
 all-harnesses: $(INSTALLED)
 	$(BIN)/pytest -m "long(part='harnesses')" $(TEST_ARGS)
+
+all-store: $(STORE_INSTALLED)
+	$(STORE)/bin/python -m pytest -m "long(part='store')" $(TEST_ARGS)
 
 all-trl: $(TRL_INSTALLED)
 	$(BIN)/pytest -m "long(part='trl')" $(TEST_ARGS)
@@ -130,7 +138,7 @@ unit: $(INSTALLED)
 
 # The database knows PyTorch's release, not its CPU build.
 audit: secrets  ## Whether a locked package has a known weakness (asks a database on the net), or a file holds a key
-	for lock in $(LOCK) $(GPU_LOCK) $(GPU_UNSLOTH_LOCK) $(TRL_LOCK) $(EXAMPLES_LOCK) $(UNSLOTH_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
+	for lock in $(LOCK) $(GPU_LOCK) $(GPU_UNSLOTH_LOCK) $(TRL_LOCK) $(EXAMPLES_LOCK) $(UNSLOTH_LOCK) $(STORE_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
 		sed 's/^\(torch==[^ +]*\)+cpu/\1/' $$lock > $(AUDIT)/asked.txt && \
 		$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $(AUDIT)/asked.txt || exit 1; done
 
@@ -204,6 +212,10 @@ operating: $(INSTALLED)  ## What an operator sees of a fault, and whether anythi
 chaos: $(INSTALLED)  ## Whether kill -9 of any process loses or doubles anything: 20,000 completions, 40 kills
 	$(BIN)/python -m benchmarks.faults.chaos $(CHAOS_ARGS)
 
+# moto and s3fs: an environment of its own that sees the packages of the first.
+adapter-store: $(STORE_INSTALLED)  ## Whether a faulty object store leaves a version half published or half live: 20 versions; ten minutes
+	$(STORE)/bin/python -W ignore -m benchmarks.faults.store $(STORE_ARGS)
+
 swaps: $(INSTALLED)  ## Whether swaps of adapters are felt: 50 under load, vLLM killed, one of two refuses; ten minutes
 	$(BIN)/python -m benchmarks.swaps $(SWAPS_ARGS)
 
@@ -233,13 +245,15 @@ lock: $(INSTALLED)  ## All locks, CPU, images and GPU hosts: lock what pyproject
 	PACKAGES="unsloth>=2026.10.9 ; sys_platform == 'linux'" OWN="transformers huggingface-hub fsspec certifi" \
 		WITHOUT="torch torchvision xformers" \
 		sh requirements/beside.sh $(BIN) $(LOCK) $(UNSLOTH_LOCK) "Unsloth needs on a CPU" $(LOCK_ARGS)
+	PACKAGES="moto[server],s3fs" OWN="boto3 botocore s3transfer" \
+		sh requirements/beside.sh $(BIN) $(LOCK) $(STORE_LOCK) "the check of the adapter store needs" $(LOCK_ARGS)
 	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK) $(LOCK_ARGS)
 	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK) $(LOCK_ARGS)
 	$(BIN)/python requirements/parts.py
 	$(BIN)/python requirements/cuda.py $(BIN)/uv $(LOCK_ARGS)
 
 clean:  ## Remove the environments and what demos left
-	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(EXAMPLES) $(UNSLOTH) $(AUDIT) $(SYSTEM) data/demo
+	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(EXAMPLES) $(UNSLOTH) $(STORE) $(AUDIT) $(SYSTEM) data/demo
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@$(INSTALL) $(VENV) $(LOCK) --ours
@@ -261,6 +275,10 @@ $(TRL_INSTALLED): $(INSTALLED) $(TRL_LOCK) requirements/dppo.lock
 
 $(EXAMPLES_INSTALLED): $(INSTALLED) $(EXAMPLES_LOCK)
 	@$(INSTALL) $(EXAMPLES) $(EXAMPLES_LOCK) --sees $(VENV)
+	@touch $@
+
+$(STORE_INSTALLED): $(INSTALLED) $(STORE_LOCK)
+	@$(INSTALL) $(STORE) $(STORE_LOCK) --sees $(VENV)
 	@touch $@
 
 $(UNSLOTH_INSTALLED): $(INSTALLED) $(UNSLOTH_LOCK)

@@ -44,6 +44,7 @@ from whetstone.database.engine import connect
 from whetstone.messaging.celery_app import celery_app, hint
 from whetstone.messaging.task_names import ASSEMBLE, STEP
 from whetstone.registry.api_key_store import ensure_bootstrap
+from whetstone.registry.remote.sources import source_of
 
 DASHBOARD_AT_ONCE = 64
 """Most forms of the dashboard in flight."""
@@ -237,9 +238,16 @@ class Proxy:
         self._pauses = Pauses(tables, self._replicas, self._peers.id, settings.vllm.shares_device)
         await self._pauses.refresh()
         await asyncio.to_thread(tables.forget_replicas, settings.vllm.urls)
+        source = source_of(settings.data, settings.adapters)
         reconcilers = [
             Reconciler(
-                one, self._replicas, tables, settings.all_trained, settings.proxy.drain_s, settings.vllm.shares_device
+                one,
+                self._replicas,
+                tables,
+                settings.all_trained,
+                settings.proxy.drain_s,
+                settings.vllm.shares_device,
+                source,
             )
             for one in self._replicas
         ]

@@ -34,6 +34,7 @@ from whetstone.config.proxy import ProxySettings
 from whetstone.config.settings import SettingsError, load
 from whetstone.observability import tracing
 from whetstone.observability.log_setup import set_up
+from whetstone.registry.remote.object_store import store_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BREAK_OFF_S = 2.0
@@ -147,6 +148,7 @@ def main() -> None:
         tracing.start(settings.log, "proxy")
         tune_threads()
         _allow_files(settings.proxy)
+        store_of(settings.adapters)
     except SettingsError as error:
         sys.exit(str(error))
     proxy = Proxy(settings)

@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("whetstone", "proxy", "judge", "trainer", "migrations", "benchmarks", "tests", "docs", "examples")
 NOT_IMPORTED = {
+    "adlfs": "loaded by fsspec for az://",
+    "gcsfs": "loaded by fsspec for gs://",
     "import-linter": "a command: make check",
     "mypy": "a command: make check",
     "pytest-timeout": "a plugin of pytest",

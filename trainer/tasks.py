@@ -20,13 +20,15 @@ from trainer.step.schedule import rounds
 from trainer.step.step import Learners, take_step
 from trainer.store.gate_tests import GateTables
 from trainer.store.handover import HandoverTables
-from trainer.store.retention import RetentionStore
+from trainer.store.retention import ManifestStore, RetentionStore
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
-from whetstone.config.settings import Settings, load
+from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.database.engine import connect
 from whetstone.messaging.celery_app import celery_app, sweep_every
 from whetstone.messaging.task_names import STEP
+from whetstone.registry.remote.object_store import store_of
+from whetstone.registry.remote.sources import source_of
 from whetstone.vllm.client import Vllm
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,9 @@ class Project:
         self.store = Store(_engine(), own.project, own.home)
         self.gatekeeper = GateController(GateTables(_engine(), own.project), own)
         self.handovers = HandoverController(HandoverTables(_engine(), own.project), own)
-        self.sweeper = Sweeper(RetentionStore(_engine(), own.project, own.home), own)
+        # An adapter store is one for all projects.
+        manifests = ManifestStore(_engine()) if own.project == own.home else None
+        self.sweeper = Sweeper(RetentionStore(_engine(), own.project, own.home), own, manifests)
 
 
 @cache
@@ -59,7 +63,9 @@ def _projects() -> list[Project]:
 
 @cache
 def _replicas() -> Replicas:
-    return Replicas({url: Vllm(url) for url in settings.vllm.urls})
+    # Where all machines see the folder, vLLM checks what it loads by itself.
+    source = source_of(settings.data, settings.adapters) if settings.adapters.is_remote else None
+    return Replicas({url: Vllm(url) for url in settings.vllm.urls}, source)
 
 
 @cache
@@ -84,7 +90,8 @@ def _prepare(**_: object) -> None:
     try:
         team.require(settings.trainer)
         metric_sinks.require(settings.trainer.sinks)
-    except (PeersMissing, SinkMissing) as error:
+        store_of(settings.adapters)
+    except (PeersMissing, SinkMissing, SettingsError) as error:
         # Celery would log an exception of a signal's receiver and continue.
         raise SystemExit(str(error)) from error
     if not settings.vllm.urls:

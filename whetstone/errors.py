@@ -5,6 +5,9 @@ WhetstoneError
 ├── ModelUnreadable       (memory/model_files) the sizes of a model cannot be read
 ├── AdapterDamaged        (registry/adapters) a file of an adapter is missing or differs from the manifest
 ├── NotCopied             (registry/adapters) an adapter's folder was not copied
+├── StoreError            (registry/adapters) an adapter cannot be had from its store, or not be put there
+│   ├── StoreUnreachable  the store, or the puller beside vLLM, cannot be reached
+│   └── NotPublished      the store does not have the whole adapter
 ├── LedgerError           (registry/versions) the move is not possible with these versions
 ├── UnknownPolicy         (registry/projects) the project has no policy of that name
 ├── VllmError             (vllm/client) a call to vLLM failed

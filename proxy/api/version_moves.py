@@ -113,7 +113,7 @@ class Ledger:
             VersionRefused: its files are damaged, or the servers do not load it in time.
         """
         row = await self._read(lambda connection: versions.version_row(connection, self._project, policy, version))
-        await self._refusable(lambda: manual_moves.check_files(row))
+        await self._refusable(lambda: manual_moves.check_files(row, self._settings))
         was = None
         if not row.served:
             was = await self._commit(

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,7 +20,8 @@ from proxy.upstream.chat_rules_probe import probe_chat_rules
 from proxy.upstream.load_balancer import Replica, Replicas
 from proxy.upstream.replica_store import Adapter, DesiredAdapters, ReplicaTables
 from proxy.upstream.server import why
-from whetstone.registry.adapters import AdapterDamaged, verify
+from whetstone.registry.adapters import AdapterDamaged, NotCopied, StoreError
+from whetstone.registry.remote.sources import AdapterSource, SharedFolder
 
 EVERY_S = 0.5
 """How often a server is checked and reconciled."""
@@ -28,9 +30,14 @@ SILENT_S = 5.0
 REPORT_EVERY_S = 5.0
 """How often an unchanged server is reported to the database."""
 LOAD_TIMEOUT_S = 60.0
+PULL_WAITS_S = 1.0
+"""How long a turn waits for an adapter that comes from a store; a later turn loads it."""
 FIRST_RETRY_S = 1.0
 """Wait after the first failed load; it doubles with each further failure."""
 LONGEST_RETRY_S = 30.0
+
+_Pulled = Path | AdapterDamaged | NotCopied | StoreError
+"""What came of bringing an adapter to a server's machine."""
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +66,10 @@ class Reconciler:
         policies: Sequence[str],
         drain_s: float,
         shares_device: bool,
+        source: AdapterSource | None = None,
     ) -> None:
         """Create the reconciler of a server. `policies`: the policies that vLLM serves; other names on the server are
-        ignored."""
+        ignored. `source`: how adapters come to the server's machine; None: it sees their folders."""
         self._replica = replica
         self._replicas = replicas
         self._table = table
@@ -69,6 +77,9 @@ class Reconciler:
         self._policies = frozenset(policies)
         self._drain_s = drain_s
         self._shares_device = shares_device
+        self._source = source or SharedFolder()
+        self._pulls: dict[str, asyncio.Task[_Pulled]] = {}
+        """Adapters that are being brought to the server's machine, or have been and are not loaded yet."""
         self._answered_s = time.monotonic()
         self._seen_at: datetime | None = None
         self._has_returned = True
@@ -228,6 +239,7 @@ class Reconciler:
     async def _load_missing(self, wanted: DesiredAdapters) -> None:
         missing = wanted.adapters.keys() - self._replica.names
         self._failed = {name: failed for name, failed in self._failed.items() if name in missing}
+        self._pulls = {name: pull for name, pull in self._pulls.items() if name in missing or not pull.done()}
         for name, adapter in wanted.adapters.items():
             is_due = name not in self._failed or time.monotonic() >= self._failed[name].again_s
             if is_due and self._is_ours(name) and name not in self._replica.names:
@@ -241,16 +253,16 @@ class Reconciler:
         """
         replica = self._replica
         try:
-            await asyncio.to_thread(_verify, adapter)
-            if not self._may_change():
+            folder = await self._bring(name, adapter)
+            if folder is None or not self._may_change():
                 return
             with replica.busy():
-                body = {"lora_name": name, "lora_path": str(adapter.folder)}
+                body = {"lora_name": name, "lora_path": str(folder)}
                 status, answer = await replica.upstream.control("POST", "/v1/load_lora_adapter", body, LOAD_TIMEOUT_S)
             # Two proxies may load at once: the second gets an error because the name exists, which is fine.
             if status != 200 and name not in {model.id for model in (await self._models()).data}:
                 raise _Unwell(f"vLLM refused it: {status} {answer[:300].decode('utf-8', 'replace')}")
-        except (AdapterDamaged, _Unwell) as error:
+        except (AdapterDamaged, NotCopied, StoreError, _Unwell) as error:
             tries = self._failed[name].tries + 1 if name in self._failed else 1
             self._failed[name] = _Failure(str(error), tries, time.monotonic() + retry_after_s(tries))
             return
@@ -258,6 +270,35 @@ class Reconciler:
         replica.names |= {name}
         self._replicas.changed()
         log.info("loaded %s into vLLM at %s", name, replica.url)
+
+    async def _bring(self, name: str, adapter: Adapter) -> Path | None:
+        """Return the folder to load an adapter from, complete and verified on the server's machine.
+
+        None: it is still under way there. A slow store must delay neither other adapters nor the reports.
+
+        Raises:
+            AdapterDamaged, NotCopied, StoreError: it cannot be had.
+        """
+        if name not in self._pulls:
+            self._pulls[name] = asyncio.create_task(self._pull(adapter))
+        pull = self._pulls[name]
+        await asyncio.wait({pull}, timeout=None if isinstance(self._source, SharedFolder) else PULL_WAITS_S)
+        if not pull.done():
+            return None
+        del self._pulls[name]
+        pulled = pull.result()
+        if isinstance(pulled, Path):
+            return pulled
+        raise pulled
+
+    async def _pull(self, adapter: Adapter) -> _Pulled:
+        """Bring an adapter to the server's machine. Return its folder there, or the error: it may be read later."""
+        try:
+            return await asyncio.to_thread(
+                self._source.locate, self._replica.url, adapter.folder, adapter.manifest_sha256
+            )
+        except (AdapterDamaged, NotCopied, StoreError) as error:
+            return error
 
     async def _unload(self, wanted: DesiredAdapters, loaded: frozenset[str]) -> None:
         """Unload adapters that have been over for `drain_s`, the time in which their last requests may still begin.
@@ -307,14 +348,3 @@ class _Unwell(Exception):
 def retry_after_s(tries: int) -> float:
     """Return the wait in seconds before the next try, after `tries` failures."""
     return float(min(FIRST_RETRY_S * 2 ** (tries - 1), LONGEST_RETRY_S))
-
-
-def _verify(adapter: Adapter) -> None:
-    """Check an adapter's files.
-
-    Raises:
-        AdapterDamaged: the files differ from what was written.
-    """
-    manifest_sha256 = verify(adapter.folder)
-    if adapter.manifest_sha256 not in (None, manifest_sha256):
-        raise AdapterDamaged(f"{adapter.folder}: its manifest is not the one that the database has noted")

@@ -13,14 +13,14 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
 from trainer.domain.base import BaseModel
 from trainer.errors import AdapterExists, AdapterNotWritten
-from whetstone.registry.adapters import FORMAT, MANIFEST
+from whetstone.registry.adapters import BF16_WEIGHTS, FORMAT, MANIFEST, WEIGHTS
 
 TEMPORARY = ".tmp-"
 """Prefix of the name of an unfinished folder."""
@@ -37,10 +37,13 @@ class AdapterSource(Protocol):
         """Return the files: file name -> contents."""
 
 
-def write(folder: Path, learner: AdapterSource, *, parent: int, step: int) -> str:
+def write(
+    folder: Path, learner: AdapterSource, *, parent: int, step: int, in_bf16: Callable[[bytes], bytes] | None = None
+) -> str:
     """Write the adapter with everything the next step needs. Return the manifest's SHA-256, in hex.
 
-    `parent` is the version that the step started from, `step` the step's number; the manifest records both.
+    `parent` is the version that the step started from, `step` the step's number; the manifest records both. `in_bf16`
+    returns the weights' file in bf16, which is written as well: it is what an adapter store gets.
 
     Raises:
         AdapterExists: the folder exists already; it is left unchanged.
@@ -48,7 +51,9 @@ def write(folder: Path, learner: AdapterSource, *, parent: int, step: int) -> st
     """
     if os.path.lexists(folder):
         raise AdapterExists(f"{folder}: there already; adapters are never overwritten")
-    files = learner.files()
+    files = dict(learner.files())
+    if in_bf16 is not None:
+        files[BF16_WEIGHTS] = in_bf16(files[WEIGHTS])
     manifest = _manifest(files, learner.base, parent=parent, step=step)
     standing = folder.parent / f"{TEMPORARY}{folder.name}-{secrets.token_hex(4)}"
     try:

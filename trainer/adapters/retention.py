@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 from trainer.adapters import files
+from trainer.adapters.published import Manifests, sweep_published
 from whetstone.config.settings import Settings
-from whetstone.registry.adapters import OPTIMIZER_STATE
+from whetstone.registry.adapters import OPTIMIZER_STATE, StoreError
+from whetstone.registry.remote.object_store import store_of
 
 SWEEP_EVERY_S = 60.0
 KEEP_OPTIMIZER = 2
@@ -63,9 +65,11 @@ class Ledger(Protocol):
 class Sweeper:
     """Sweeps adapters from time to time."""
 
-    def __init__(self, ledger: Ledger, settings: Settings) -> None:
+    def __init__(self, ledger: Ledger, settings: Settings, manifests: Manifests | None = None) -> None:
+        """`manifests`: where the adapter store is to be swept too."""
         self._ledger = ledger
         self._settings = settings
+        self._manifests = manifests
         self._swept_at: datetime | None = None
 
     def go_on(self, now: datetime) -> None:
@@ -73,6 +77,16 @@ class Sweeper:
         if self._swept_at is None or now - self._swept_at > timedelta(seconds=SWEEP_EVERY_S):
             self._swept_at = now
             sweep_adapters(self._ledger, self._settings, now)
+            self._sweep_published(now)
+
+    def _sweep_published(self, now: datetime) -> None:
+        store = store_of(self._settings.adapters)
+        if store is None or self._manifests is None:
+            return
+        try:
+            sweep_published(self._manifests, store, now)
+        except StoreError as error:
+            log.warning("the adapter store was not swept, the next sweep tries again: %s", error)
 
     def written(self) -> None:
         """Note that a version was written: the next one needs room."""

@@ -41,7 +41,7 @@ from trainer.learner.processes.collective import Alone, Collective, Plan
 from trainer.learner.sharded.lockstep import Free, Lockstep
 from whetstone.config.trainer import PREFERENCES, Kind, TrainerSettings
 from whetstone.memory.learning_rate import learning_rate_of
-from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
+from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, is_pulled, read_manifest, verify
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -141,7 +141,8 @@ class Learner:
         On the CPU, with as many threads, its next step is the same bit for bit.
 
         Sets torch's thread count for the process. The learning rate comes from the settings, not from the folder. The
-        optimizer starts anew where retention has removed its state from the folder.
+        optimizer starts anew where retention has removed its state from the folder. A folder that was pulled from an
+        adapter store has neither that nor a random state; then this process's goes on.
 
         Raises:
             ModelUnusable: the base model cannot be loaded.
@@ -155,7 +156,8 @@ class Learner:
         config = _checked_config(adapter_folder, base.identity, settings)
         config.inference_mode = False
         config.base_model_name_or_path = None  # peft warns of a name that is not a path; the hashes were compared
-        rng = safetensors.torch.load_file(adapter_folder / RNG_STATE)
+        state = adapter_folder / RNG_STATE
+        rng = _read_rng(device) if is_pulled(adapter_folder) else safetensors.torch.load_file(state)
         with torch.random.fork_rng(devices=_cuda_devices(device)):
             model = backend.adapted(base.modules(device), config, settings)
             learner = cls(model, base, settings, rng, peers)

@@ -1,9 +1,12 @@
-"""Merge an adapter into its base model's weights: W + (alpha / rank)·B·A in W's own precision."""
+"""Write an adapter in other forms: merged into its base model's weights, W + (alpha / rank)·B·A in W's own precision,
+and in bf16, as it travels by an adapter store.
+"""
 
 from pathlib import Path
 from typing import cast
 
 import safetensors
+import safetensors.torch
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
@@ -33,3 +36,12 @@ def merged(model_path: str | Path, adapter_folder: Path) -> PreTrainedModel:
         return cast(PreTrainedModel, both.merge_and_unload(safe_merge=True))
     except (ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise AdapterMismatch(f"{adapter_folder} cannot be merged into {model_path}: {error}") from error
+
+
+def in_bf16(weights: bytes) -> bytes:
+    """Return a file of weights with each tensor rounded to bf16.
+
+    A server in bf16 rounds them when it loads them, so it computes the same with either file.
+    """
+    tensors = {name: value.to(torch.bfloat16) for name, value in safetensors.torch.load(weights).items()}
+    return cast(bytes, safetensors.torch.save(tensors, metadata={"format": "pt"}))

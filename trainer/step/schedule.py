@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from sqlalchemy.exc import DBAPIError
 
 from trainer.errors import LeaseLost
+from whetstone.registry.adapters import StoreError
 from whetstone.vllm.client import VllmError
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def rounds(
 def _guarded(policy: str, act: Callable[[str], object]) -> bool:
     try:
         return bool(act(policy))
-    except (VllmError, LeaseLost) as error:
+    except (VllmError, StoreError, LeaseLost) as error:
         log.warning("%s: %s", policy, error)
     except DBAPIError:
         raise

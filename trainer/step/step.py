@@ -8,21 +8,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from trainer.adapters import files
+from trainer.adapters.published import bring
 from trainer.domain.claims import Claim, Member
 from trainer.domain.figures import step_columns
 from trainer.domain.measured import versions_to_measure
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
-from trainer.errors import AdapterMismatch, DeviceBusy, NotFinite, OutOfMemory, RowsDoNotFit, TeacherUnusable
+from trainer.errors import AdapterMismatch, DeviceBusy, LeaseLost, NotFinite, OutOfMemory, RowsDoNotFit, TeacherUnusable
 from trainer.gate.answers import SteppedRows
 from trainer.gate.candidate_probe import load_and_probe
 from trainer.gate.probe import CandidateUnfit
 from trainer.learner.learner import Learner
+from trainer.learner.merged import in_bf16
 from trainer.step import failed_rows
 from trainer.step.distillation import scored_rows
 from trainer.step.hindsight import corrected_rows
@@ -33,10 +36,12 @@ from trainer.step.supervised import imitation
 from trainer.store.unit_of_work import Store
 from trainer.vllm.device_pause import LONGEST_RETRY_S, RETRY_S, Pause
 from trainer.vllm.pool import Replicas
+from trainer.vllm.retry import retry_while_down
 from whetstone.config.settings import Settings
 from whetstone.config.trainer import BY_EXAMPLE, PREFERENCES, TrainerSettings
 from whetstone.observability import log_setup, tracing
-from whetstone.registry.adapters import AdapterDamaged
+from whetstone.registry.adapters import AdapterDamaged, NotPublished, StoreError, remove
+from whetstone.registry.remote.object_store import store_of
 
 UNREADABLE_RETRY_S = 600.0
 """How long a step waits when its start version cannot be trained on; the version may be repaired or replaced meanwhile.
@@ -97,7 +102,7 @@ def take_step(policy: str, store: Store, learners: Learners, replicas: Replicas,
 
     Raises:
         LeaseLost: another worker has taken the step over; nothing more was written.
-        VllmDown: it did not come back in time; another worker takes the step over when its lease ends.
+        VllmDown, StoreUnreachable: it did not come back in time; the step is taken over when its lease ends.
         AdapterError, ModelUnusable: the step cannot begin or its adapter cannot be written; it is taken over later.
     """
     claim = store.claim(policy, settings.trainer, settings.parts_learning_of(policy))
@@ -145,6 +150,7 @@ def _take_claimed(
         if not rows:
             return _nothing_to_learn(claim, taught, store, phases)
         reference = _reference(claim, store, settings.trainer)
+        _bring(claim, rows, reference, store, settings)
         with pause.hold(renew):
             with phases.phase("model"):
                 learner = learners.take(claim)
@@ -172,7 +178,7 @@ def _take_claimed(
         store.pauses.hand_back(claim, datetime.now(UTC), retry_s)
         log.warning("step %s waits %.0f s: %s", claim.id, retry_s, busy)
         return False
-    except (AdapterMismatch, AdapterDamaged) as error:
+    except (AdapterMismatch, AdapterDamaged, NotPublished) as error:
         return _unreadable(claim, str(error), store, learners, phases)
     except TeacherUnusable as error:
         store.end_without_version(claim, "failed", str(error), phases.columns())
@@ -185,7 +191,7 @@ def _take_claimed(
         return True
     with phases.phase("write"):
         folder = settings.data.resolve() / "adapters" / claim.name_out
-        manifest_sha256 = files.write(folder, learner, parent=claim.version_in, step=claim.number)
+        manifest_sha256 = _write(folder, learner, claim, store, settings, renew)
     store.trained(claim, step_columns(figures, members, taught, claim.kind, settings.trainer), folder, manifest_sha256)
     try:
         # A backward pass takes about twice as long as a forward pass.
@@ -205,6 +211,45 @@ def _take_claimed(
         learners.keep(claim, learner)
         log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, timing["seconds"])
     return True
+
+
+def _write(
+    folder: Path, learner: Learner, claim: Claim, store: Store, settings: Settings, renew: Callable[[], None]
+) -> str:
+    """Write the adapter, and publish it where there is an adapter store. Return its manifest's SHA-256.
+
+    Raises:
+        AdapterError: see `files.write`.
+        StoreUnreachable: the store did not answer for as long as vLLM may take to start; nothing was left on the disk.
+        LeaseLost: another worker has the step.
+    """
+    shelf = store_of(settings.adapters)
+    if shelf is None:
+        return files.write(folder, learner, parent=claim.version_in, step=claim.number)
+    files.write(folder, learner, parent=claim.version_in, step=claim.number, in_bf16=in_bf16)
+    try:
+        return retry_while_down(partial(shelf.publish, folder, renew), claim, store, settings)
+    except (StoreError, LeaseLost):
+        remove(folder)
+        raise
+
+
+def _bring(claim: Claim, rows: Sequence[Row], reference: Path | None, store: Store, settings: Settings) -> None:
+    """Have the adapters that the step reads on this machine, where there is an adapter store.
+
+    Raises:
+        AdapterDamaged, NotPublished, NotCopied: an adapter cannot be had.
+        StoreUnreachable: the store did not answer for as long as vLLM may take to start.
+        LeaseLost: another worker has the step.
+    """
+    shelf = store_of(settings.adapters)
+    if shelf is None:
+        return
+    measured = versions_to_measure(rows) if any(row.constrained for row in rows) else set()
+    compared = set() if reference is None else {settings.trainer.reference_version}
+    versions = {claim.version_in, *measured, *compared}
+    for folder, manifest_sha256 in store.adapter_hashes(claim, versions).items():
+        retry_while_down(partial(bring, shelf, folder, manifest_sha256), claim, store, settings)
 
 
 def _nothing_to_learn(claim: Claim, taught: StepRows, store: Store, phases: Phases) -> bool:

@@ -58,6 +58,30 @@ class RetentionStore:
         return [Path(path) for path in sorted(set(unneeded) - set(needed))]
 
 
+class ManifestStore:
+    """The hashes of all adapters' manifests, of all projects: an adapter store is one for a database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def standing(self) -> list[tuple[str, Path]]:
+        """Return the adapters that are not removed: the manifest's SHA-256, and the folder."""
+        query = select(v.manifest_sha256, v.adapter_path).where(
+            v.manifest_sha256.is_not(None), v.adapter_path.is_not(None), v.removed_at.is_(None)
+        )
+        with self._reader.connect() as connection:
+            return [(row.manifest_sha256, Path(row.adapter_path)) for row in connection.execute(query)]
+
+    def recorded(self, hashes: Collection[str]) -> set[str]:
+        """Return those of these hashes that the database has, also of removed versions."""
+        recorded: set[str] = set()
+        with self._reader.connect() as connection:
+            for some in chunks(sorted(hashes)):
+                query = select(v.manifest_sha256).where(v.manifest_sha256.in_(some))
+                recorded.update(connection.execute(query).scalars())
+        return recorded
+
+
 def _stored_adapters(connection: Connection, project: str, policy: str, home: str) -> list[StoredAdapter]:
     """Return the policy's adapters that are not removed, the newest first, with the facts for retention."""
     r, s = schema.replicas.c, schema.steps.c

@@ -304,6 +304,16 @@ class Store:
             rows = connection.execute(query).all()
         return {row.version: None if row.adapter_path is None else Path(row.adapter_path) for row in rows}
 
+    def adapter_hashes(self, claim: Claim, versions: Collection[int]) -> dict[Path, str | None]:
+        """Return the folders of those of the policy's versions that have an adapter, with the manifests' hashes."""
+        v = schema.policy_versions.c
+        query = select(v.adapter_path, v.manifest_sha256).where(
+            v.project == claim.project, v.policy == claim.policy, v.version.in_(versions),
+            v.removed_at.is_(None), v.adapter_path.is_not(None),
+        )  # fmt: skip
+        with self._reader.connect() as connection:
+            return {Path(row.adapter_path): row.manifest_sha256 for row in connection.execute(query)}
+
     def note_decided(self, claim: Claim, measured: MeasuredRows) -> None:
         """Record how many tokens of each completion, and which share of the step's, constraints decided.
 

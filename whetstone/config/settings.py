@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
+from whetstone.config.adapters import AdapterSettings
 from whetstone.config.gate import GateSettings
 from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import PolicyNames, ProxySettings, UpstreamSettings, VllmSettings, policy_name
@@ -135,6 +136,7 @@ class Settings(Section):
     log: LogSettings = LogSettings()
     sql: SqlSettings = SqlSettings()
     trainer: TrainerSettings = TrainerSettings()
+    adapters: AdapterSettings = AdapterSettings()
     gate: GateSettings = GateSettings()
     learning: dict[str, RewardSettings] = Field(default_factory=dict)
     """Reward settings of each policy: `[learning.starter]`, one section for each policy that needs one."""
@@ -236,6 +238,15 @@ class Settings(Section):
                 "trainer.sharding is fsdp, and a sharded base model stays on its devices, so vLLM cannot have them "
                 "between steps: set vllm.shares_device to false and trainer.devices to other GPUs than vllm.devices, "
                 "or trainer.sharding to none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _time_for_the_store(self) -> Self:
+        if self.adapters.is_remote and self.adapters.timeout_s >= self.trainer.lease_s:
+            raise ValueError(
+                f"adapters.timeout_s = {self.adapters.timeout_s:g} must be below trainer.lease_s = "
+                f"{self.trainer.lease_s:g}: the lease is renewed between two files"
             )
         return self
 

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ OPTIMIZER_STATE = "optimizer.safetensors"
 """Two thirds of an adapter's bytes, which only the next step needs. Retention removes it from older versions, so it is
 the one file that may be missing.
 """
+BF16_WEIGHTS = "adapter_model.bf16.safetensors"
+"""The weights in bf16, where versions travel by a store: that is what is published, under the name WEIGHTS."""
 TEMPORARY = ".tmp-"
 """Prefix of unfinished folders; the training worker removes those that are left behind."""
 
@@ -42,10 +44,32 @@ class NotCopied(WhetstoneError):
     exit_code = 1
 
 
-def load_missing(vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str]) -> None:
+class StoreError(WhetstoneError):
+    """An adapter cannot be had from its store, or not be put there.
+
+    StoreError
+    ├── StoreUnreachable  the store, or the puller beside vLLM, cannot be reached
+    └── NotPublished      the store does not have the whole adapter
+    """
+
+    exit_code = 1
+
+
+class StoreUnreachable(StoreError):
+    """The store, or the puller beside vLLM, does not answer, answers with an error, or not in time."""
+
+
+class NotPublished(StoreError):
+    """The store does not have the adapter, or not the whole adapter."""
+
+
+def load_missing(
+    vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str], located: Callable[[Path], Path] | None = None
+) -> None:
     """Load the adapters in `wanted` (name -> folder) that are not in `loaded`. Failures are logged and skipped.
 
-    Two callers may do this at once: the second finds the name taken, which is fine.
+    `located` returns the verified folder that the server loads an adapter from; None: the adapter's own. Two callers
+    may do this at once: the second finds the name taken, which is fine.
 
     Raises:
         VllmDown: vLLM cannot be reached.
@@ -54,10 +78,11 @@ def load_missing(vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str]) -> No
     missing = {name: folder for name, folder in wanted.items() if name not in loaded}
     for name, folder in missing.items():
         try:
-            verify(folder)
-            vllm.load(name, folder)
+            if located is None:
+                verify(folder)
+            vllm.load(name, folder if located is None else located(folder))
             log.info("loaded %s", name)
-        except (AdapterDamaged, VllmRefused) as error:
+        except (AdapterDamaged, NotCopied, StoreError, VllmRefused) as error:
             if name not in vllm.models():
                 log.error("%s cannot be loaded: %s", name, error)
 
@@ -65,13 +90,13 @@ def load_missing(vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str]) -> No
 def verify(folder: Path) -> str:
     """Check every file against the manifest. Return the manifest's SHA-256, for comparison with the database.
 
-    Only the optimizer's state may be missing.
+    Only the optimizer's state may be missing. A folder that was pulled from a store has only what was published.
 
     Raises:
         AdapterDamaged: the manifest or one of its files is missing, unreadable or altered; the message names the file.
     """
     manifest, content = read_manifest(folder)
-    for name, expected in manifest["files"].items():
+    for name, expected in _expected(folder, manifest).items():
         path = folder / name
         if name == OPTIMIZER_STATE and not path.exists():
             continue
@@ -97,7 +122,19 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], bytes]:
     path = folder / MANIFEST
     try:
         content = path.read_bytes()
-        manifest = json.loads(content)
+    except OSError as error:
+        raise AdapterDamaged(f"{path}: {error.strerror or error}") from error
+    return parse_manifest(content, str(path)), content
+
+
+def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
+    """Return the manifest. Checks its form. `path` is for messages.
+
+    Raises:
+        AdapterDamaged: it is unreadable or of another format.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads(content)
         if manifest["format"] != FORMAT:
             raise AdapterDamaged(f"{path}: format {manifest['format']}, this version reads {FORMAT}")
         for name, file in manifest["files"].items():
@@ -105,11 +142,41 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], bytes]:
                 raise AdapterDamaged(f"{path}: no entry of ours: {name!r}")
         if not isinstance(manifest["base_model"], dict):
             raise AdapterDamaged(f"{path}: base_model is no object")
-    except OSError as error:
-        raise AdapterDamaged(f"{path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AdapterDamaged(f"{path}: not a manifest of ours ({error!r})") from error
-    return manifest, content
+    return manifest
+
+
+def published_files(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is published of an adapter: name in the store -> name in the folder of the trainer that wrote it.
+
+    Raises:
+        AdapterDamaged: the manifest lists no weights, or no config.
+    """
+    weights = BF16_WEIGHTS if BF16_WEIGHTS in manifest["files"] else WEIGHTS
+    files = {WEIGHTS: weights, CONFIG: CONFIG}
+    if missing := set(files.values()) - manifest["files"].keys():
+        raise AdapterDamaged(f"the manifest lists no {', '.join(sorted(missing))}")
+    return files
+
+
+def is_pulled(folder: Path) -> bool:
+    """Return whether the folder has only what is published of its adapter.
+
+    Raises:
+        AdapterDamaged: its manifest cannot be read.
+    """
+    manifest, _ = read_manifest(folder)
+    further = manifest["files"].keys() - {WEIGHTS, CONFIG, OPTIMIZER_STATE}
+    return bool(further) and not any((folder / name).exists() for name in further)
+
+
+def _expected(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the files that the folder must have: name -> entry of the manifest."""
+    files: dict[str, Any] = manifest["files"]
+    if not is_pulled(folder):
+        return files
+    return {name: files[source] for name, source in published_files(manifest).items()}
 
 
 def copy(source: Path, folder: Path) -> None:

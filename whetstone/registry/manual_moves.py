@@ -11,7 +11,8 @@ from sqlalchemy import Connection, Row
 
 from whetstone.config.settings import Settings
 from whetstone.registry import versions
-from whetstone.registry.adapters import AdapterDamaged, verify
+from whetstone.registry.adapters import AdapterDamaged, StoreError, verify
+from whetstone.registry.remote.object_store import store_of
 from whetstone.registry.versions import LedgerError, Move
 
 
@@ -48,13 +49,22 @@ def pin(connection: Connection, settings: Settings, policy: str, version: int, *
     _write(connection, settings, policy, version, "pin" if pinned else "unpin", now)
 
 
-def check_files(row: Row[Any]) -> None:
+def check_files(row: Row[Any], settings: Settings) -> None:
     """Check that a version's files are those that were written; the base model has none.
+
+    With an adapter store, those in the store: servers verify every byte of them when they pull them.
 
     Raises:
         LedgerError: they are missing or differ.
     """
     if row.adapter_path is None:
+        return
+    store = store_of(settings.adapters)
+    if store is not None and row.manifest_sha256 is not None:
+        try:
+            store.check(row.manifest_sha256)
+        except (AdapterDamaged, StoreError) as error:
+            raise LedgerError(f"the adapter of {row.id} cannot be pulled by servers: {error}") from error
         return
     try:
         manifest_sha256 = verify(Path(row.adapter_path))

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from sqlalchemy.exc import DBAPIError
@@ -12,6 +13,7 @@ from whetstone.config.settings import Settings
 from whetstone.memory.devices import visible_to
 from whetstone.registry import adapters
 from whetstone.registry.projects import Store
+from whetstone.registry.remote.sources import source_of
 from whetstone.stack.supervisor import Part, StartFailed
 from whetstone.vllm import client
 
@@ -40,6 +42,10 @@ def parts(settings: Settings, store: Store) -> list[Part]:
 
 def _part(part_name: str, url: str, settings: Settings, store: Store, gpus: Mapping[str, str]) -> Part:
     control = client.Vllm(url)
+    source = source_of(settings.data, settings.adapters)
+
+    def located(folder: Path) -> Path:
+        return source.locate(url, folder, None)
 
     def ready() -> bool:
         """Whether it has its adapters: a start loses them all, and no request should wait for them."""
@@ -47,7 +53,7 @@ def _part(part_name: str, url: str, settings: Settings, store: Store, gpus: Mapp
             if not control.healthy():
                 return False
             for own in settings.of_projects():
-                adapters.load_missing(control, store.served(own.project, own.trained), control.models())
+                adapters.load_missing(control, store.served(own.project, own.trained), control.models(), located)
         except (client.VllmError, DBAPIError):
             return False
         return True

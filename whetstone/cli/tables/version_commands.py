@@ -21,6 +21,9 @@ from whetstone.config.settings import Settings, as_environment
 from whetstone.domain.ids import version_id
 from whetstone.registry import adapters, manual_moves, version_store, versions
 from whetstone.registry.projects import Store, UnknownPolicy
+from whetstone.registry.remote.cache import AdapterCache
+from whetstone.registry.remote.object_store import store_of
+from whetstone.registry.remote.sources import cache_folder
 from whetstone.registry.versions import LedgerError, Move
 from whetstone.stack import admin_client
 
@@ -127,17 +130,18 @@ class Versions:
         Raises:
             LedgerError: there is no such version, it has no adapter, or its files are damaged.
             NotCopied: the folder is not empty, or cannot be written.
+        StoreError: its files are on another machine, and cannot be pulled.
             RefusedByProxy: the merge failed.
         """
         model = self._policy(policy)["model_path"]
-        source = self._whole(policy, version).adapter_path
+        source = self._folder(self._whole(policy, version))
         if source is None:
             raise LedgerError(f"version {version} of {policy} is the base model: it has no adapter")
         if merged:
             adapters.check_new(folder)
-            self._trainer(model, "trainer.merge", source, model, str(folder.resolve()))
+            self._trainer(model, "trainer.merge", str(source), model, str(folder.resolve()))
         else:
-            adapters.export(Path(source), folder, model)
+            adapters.export(source, folder, model)
 
     def fork(self, policy: str, version: int, new_policy: str) -> int:
         """Copy a version into another policy, including the optimizer. Return its number there.
@@ -147,12 +151,13 @@ class Versions:
             UnknownPolicy: the policy to copy it to does not exist.
             NotCopied: the copy cannot be written.
         """
-        source = self._whole(policy, version)
-        if source.adapter_path is None:
+        row = self._whole(policy, version)
+        source = self._folder(row)
+        if source is None:
             raise LedgerError(f"version {version} of {policy} is the base model, from which every policy begins")
         number, folder = self._number(new_policy)
-        adapters.copy(Path(source.adapter_path), folder)
-        self._add(new_policy, number, folder, source.manifest_sha256, origin=source.id)
+        adapters.copy(source, folder)
+        self._add(new_policy, number, folder, row.manifest_sha256, origin=row.id)
         return number
 
     def bring_in(self, source: Path, policy: str) -> tuple[int, ImportResult]:
@@ -189,8 +194,20 @@ class Versions:
         self._policy(policy)
         with self._reader.connect() as connection:
             row = versions.version_row(connection, self._settings.project, policy, version)
-        manual_moves.check_files(row)
+        manual_moves.check_files(row, self._settings)
         return row
+
+    def _folder(self, row: Row[Any]) -> Path | None:
+        """Return the folder of a version's adapter on this machine; None for the base model.
+
+        With an adapter store, a folder that another machine's trainer wrote is pulled.
+        """
+        if row.adapter_path is None:
+            return None
+        folder, store = Path(row.adapter_path), store_of(self._settings.adapters)
+        if store is None or folder.is_dir():
+            return folder
+        return AdapterCache(cache_folder(self._settings.data), store).fetch(row.manifest_sha256)
 
     def _ask(self, policy: str, move: str, fields: dict[str, Any]) -> bytes | None:
         """Return the running proxy's answer; None if no stack runs, and only then the move is made here."""

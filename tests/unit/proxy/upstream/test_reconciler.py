@@ -1,6 +1,7 @@
 """Each vLLM server is brought to what the database says, whatever it has lost, refuses or still has."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ from proxy.upstream.server import Request, Upstream
 from tests.conftest import Seed
 from tests.unit.proxy.conftest import FakeVllm, RunningProxy, settings_for, wait_for
 from tests.unit.whetstone.registry.test_adapters import adapter
-from whetstone.registry.adapters import MANIFEST
+from whetstone.registry.adapters import MANIFEST, StoreUnreachable
+from whetstone.registry.remote.sources import AdapterSource
 
 Start = Callable[..., RunningProxy]
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -56,11 +58,13 @@ class Looked:
     tables: Tables
     drain_s: float = 0.0
     policies: Sequence[str] = ("starter",)
+    source: AdapterSource | None = None
 
     def __post_init__(self) -> None:
         self.reconciler = Reconciler(
-            self.replica, self.replicas, self.tables, self.policies, self.drain_s, shares_device=False
-        )
+            self.replica, self.replicas, self.tables, self.policies, self.drain_s, shares_device=False,
+            source=self.source,
+        )  # fmt: skip
 
     async def turn(self) -> None:
         await self.reconciler.look()
@@ -142,6 +146,62 @@ def test_what_the_server_refuses_is_tried_again_with_growing_pauses(fake_vllm: F
     assert fake_vllm.controls == [(LOAD, "starter@v1")], "the second try waits"
     assert "no room" in tables.told[0][2]
     assert [retry_after_s(tries) for tries in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
+
+
+class Source:
+    """Where the server's machine gets adapters from: by hand, and as slowly as `arrived` says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.arrived = threading.Event()
+        self.error: StoreUnreachable | None = None
+        self.calls: list[tuple[str, str | None]] = []
+
+    def locate(self, url: str, folder: Path, manifest_sha256: str | None) -> Path:
+        self.calls.append((folder.name, manifest_sha256))
+        if folder.name == "starter@v1":
+            self.arrived.wait(20)
+            if self.error is not None:
+                raise self.error
+        return self.folder / folder.name
+
+
+def test_an_adapter_that_is_slow_to_arrive_delays_no_other_and_is_pulled_once(
+    fake_vllm: FakeVllm, v1: Adapter, tmp_path: Path
+) -> None:
+    source = Source(tmp_path / "pulled")
+    v2 = Adapter(tmp_path / "starter@v2", "2" * 64)
+    tables = Tables({"starter@v1": Adapter(v1.folder, "1" * 64), "starter@v2": v2})
+
+    async def do(looked: Looked) -> None:
+        await looked.turn()
+        assert fake_vllm.adapters == {"starter@v2": str(tmp_path / "pulled" / "starter@v2")}
+        assert (looked.replica.state, looked.replica.reason) == ("behind", "starter@v1: is being loaded")
+        source.arrived.set()
+        await looked.turn()
+        assert looked.replica.state == "serving"
+
+    looked_after(fake_vllm, tables, do, source=source)
+    assert fake_vllm.adapters["starter@v1"] == str(tmp_path / "pulled" / "starter@v1")
+    assert source.calls == [("starter@v1", "1" * 64), ("starter@v2", "2" * 64)]
+
+
+def test_a_store_that_is_away_is_the_reason_and_nothing_is_loaded(
+    fake_vllm: FakeVllm, v1: Adapter, tmp_path: Path
+) -> None:
+    source = Source(tmp_path)
+    source.arrived.set()
+    source.error = StoreUnreachable("s3://bucket: no answer within 60 s")
+
+    async def do(looked: Looked) -> None:
+        for _ in range(3):
+            await looked.turn()
+        reason = "starter@v1: s3://bucket: no answer within 60 s"
+        assert (looked.replica.state, looked.replica.reason) == ("behind", reason)
+        assert looked.replica.has("starter@v0")
+
+    looked_after(fake_vllm, Tables({"starter@v1": v1}), do, source=source)
+    assert fake_vllm.controls == [] and len(source.calls) == 1, "the second try waits"
 
 
 def test_a_bad_adapter_stops_no_other(fake_vllm: FakeVllm, v1: Adapter, tmp_path: Path) -> None:

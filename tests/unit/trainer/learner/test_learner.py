@@ -15,8 +15,11 @@ from trainer.adapters import files as adapter
 from trainer.domain.rows import Answer, Row
 from trainer.errors import AdapterMismatch, ModelUnusable, NotFinite, RowError
 from trainer.learner.learner import Learner
+from trainer.learner.merged import in_bf16
 from whetstone.config.trainer import TrainerSettings
-from whetstone.registry.adapters import AdapterDamaged
+from whetstone.registry.adapters import WEIGHTS, AdapterDamaged
+from whetstone.registry.remote.cache import pull
+from whetstone.registry.remote.object_store import ObjectStore
 
 MakeRows = Callable[..., list[Row]]
 
@@ -299,6 +302,26 @@ def test_an_adapter_whose_optimizer_state_was_removed_goes_on_with_new_moments(
     resumed.step(make_rows(4), 1)
     state = safetensors.torch.load(resumed.files()["optimizer.safetensors"])
     assert {value.item() for name, value in state.items() if name.startswith("step.")} == {1.0}
+
+
+def test_a_pulled_adapter_has_the_weights_in_bf16_and_goes_on_with_new_moments(
+    tmp_path: Path, tiny_model: Path, make_rows: MakeRows
+) -> None:
+    learner = moved(tiny_model, SETTINGS, make_rows(4))
+    whole, pulled = tmp_path / "p@v1", tmp_path / "pulled"
+    sha256 = adapter.write(whole, learner, parent=0, step=1, in_bf16=in_bf16)
+    store = ObjectStore(f"file://{tmp_path}/store", 60)
+    store.publish(whole)
+    pull(store, sha256, pulled)
+    rounded = safetensors.torch.load_file(pulled / WEIGHTS)
+    assert {tensor.dtype for tensor in rounded.values()} == {torch.bfloat16}
+    for name, tensor in safetensors.torch.load_file(whole / WEIGHTS).items():
+        assert torch.equal(rounded[name], tensor.to(torch.bfloat16))
+    resumed = Learner.resume(tiny_model, pulled, SETTINGS)
+    near, own = resumed.logprobs([1, 2, 3], [4, 5]), learner.logprobs([1, 2, 3], [4, 5])
+    assert near == pytest.approx(own, abs=0.05) and near != own
+    assert Learner.resume(tiny_model, whole, SETTINGS).logprobs([1, 2, 3], [4, 5]) == own
+    resumed.step(make_rows(4), 1)
 
 
 def test_an_adapter_of_another_base_model_or_shape_is_not_resumed(tmp_path: Path, tiny_model: Path) -> None:
