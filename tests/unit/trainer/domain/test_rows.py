@@ -11,7 +11,7 @@ from trainer.domain.rows import Answer, Row, SampledCompletion, merge, rows_for_
 from trainer.errors import RowError
 
 
-def spoken(
+def answered(
     prompt: list[int], tokens: list[int], *, name: str = "c", first: int = 0, version: int = 3
 ) -> SampledCompletion:
     """A completion whose k-th token has the logprob -(first + k + 1) / 100, so that each can be told apart."""
@@ -28,7 +28,7 @@ def trained(row: Row) -> list[tuple[int, float]]:
 
 
 def test_one_completion_is_one_row_and_nothing_is_not_zero() -> None:
-    (row,) = merge("t", [spoken([1, 2], [3, 4])], advantage=0.5)
+    (row,) = merge("t", [answered([1, 2], [3, 4])], advantage=0.5)
     assert row == Row(
         trajectory_id="t",
         token_ids_T=(1, 2, 3, 4),
@@ -41,7 +41,11 @@ def test_one_completion_is_one_row_and_nothing_is_not_zero() -> None:
 
 
 def test_a_prompt_that_repeats_the_conversation_continues_its_row() -> None:
-    turns = [spoken([1], [2]), spoken([1, 2, 9], [5, 6], first=1, version=4), spoken([1, 2, 9, 5, 6, 9], [7], first=3)]
+    turns = [
+        answered([1], [2]),
+        answered([1, 2, 9], [5, 6], first=1, version=4),
+        answered([1, 2, 9, 5, 6, 9], [7], first=3),
+    ]
     (row,) = merge("t", turns, advantage=1.0)
     assert row.token_ids_T == (1, 2, 9, 5, 6, 9, 7)
     assert trained(row) == [(2, -0.01), (5, -0.02), (6, -0.03), (7, -0.04)]
@@ -49,7 +53,7 @@ def test_a_prompt_that_repeats_the_conversation_continues_its_row() -> None:
 
 
 def test_a_rewritten_prompt_forks_and_repeats_nothing_to_train() -> None:
-    turns = [spoken([1, 2], [3]), spoken([1, 8, 3], [4], first=1)]
+    turns = [answered([1, 2], [3]), answered([1, 8, 3], [4], first=1)]
     first, second = merge("t", turns, advantage=-1.0)
     assert (trained(first), trained(second)) == ([(3, -0.01)], [(4, -0.02)])
     assert second.token_ids_T == (1, 8, 3, 4)
@@ -57,26 +61,26 @@ def test_a_rewritten_prompt_forks_and_repeats_nothing_to_train() -> None:
 
 
 def test_a_retry_of_the_same_prompt_forks() -> None:
-    first, second = merge("t", [spoken([1], [2]), spoken([1], [2], first=1)], advantage=1.0)
+    first, second = merge("t", [answered([1], [2]), answered([1], [2], first=1)], advantage=1.0)
     assert (trained(first), trained(second)) == ([(2, -0.01)], [(2, -0.02)])
 
 
 def test_a_sub_agent_in_between_does_not_break_the_conversation() -> None:
-    turns = [spoken([1], [2]), spoken([50], [51], first=1), spoken([1, 2, 3], [4], first=2)]
+    turns = [answered([1], [2]), answered([50], [51], first=1), answered([1, 2, 3], [4], first=2)]
     rows = merge("t", turns, advantage=1.0)
     assert [row.token_ids_T for row in rows] == [(1, 2, 3, 4), (50, 51)]
 
 
 def test_the_longest_matching_row_is_continued() -> None:
-    turns = [spoken([1], [2]), spoken([1, 2], [3]), spoken([1], [2, 3], first=9), spoken([1, 2, 3, 4], [5])]
+    turns = [answered([1], [2]), answered([1, 2], [3]), answered([1], [2, 3], first=9), answered([1, 2, 3, 4], [5])]
     longest, other = merge("t", turns, advantage=1.0)
     assert longest.token_ids_T == (1, 2, 3, 4, 5)
     assert other.token_ids_T == (1, 2, 3)
 
 
 def test_an_answer_cut_off_before_its_first_token_adds_nothing() -> None:
-    assert merge("t", [spoken([1, 2], [])], advantage=1.0) == []
-    (row,) = merge("t", [spoken([1, 2], []), spoken([1, 2, 3], [4])], advantage=1.0)
+    assert merge("t", [answered([1, 2], [])], advantage=1.0) == []
+    (row,) = merge("t", [answered([1, 2], []), answered([1, 2, 3], [4])], advantage=1.0)
     assert row.sampled_T == (False, False, False, True)
 
 
@@ -96,20 +100,20 @@ def test_an_answer_cut_off_before_its_first_token_adds_nothing() -> None:
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_by_name(change: dict[str, object], says: str) -> None:
-    broken = replace(spoken([1], [3, 4], name="chat-7"), **change)  # type: ignore[arg-type]
+    broken = replace(answered([1], [3, 4], name="chat-7"), **change)  # type: ignore[arg-type]
     with pytest.raises(RowError, match="completion chat-7: ") as refused:
         merge("t", [broken], advantage=1.0)
     assert says in str(refused.value)
 
 
 def test_float_noise_above_zero_is_no_error() -> None:
-    noisy = replace(spoken([1], [3]), logprobs=(1e-6,))
+    noisy = replace(answered([1], [3]), logprobs=(1e-6,))
     assert trained(merge("t", [noisy], advantage=1.0)[0]) == [(3, 1e-6)]
 
 
 def test_an_advantage_that_is_no_number_is_refused() -> None:
     with pytest.raises(RowError, match="trajectory t: advantage nan"):
-        merge("t", [spoken([1], [2])], advantage=math.nan)
+        merge("t", [answered([1], [2])], advantage=math.nan)
 
 
 ids: st.SearchStrategy[list[int]] = st.lists(st.integers(0, 3), max_size=4)
@@ -128,7 +132,7 @@ def conversations(draw: Callable[[st.SearchStrategy[Any]], Any]) -> list[Sampled
             history = history[: draw(st.sampled_from([len(history), len(history), len(history) // 2]))]
         prompt = history + draw(ids) or [0]
         tokens = draw(ids)
-        turns.append(spoken(prompt, tokens, name=str(len(turns)), first=said))
+        turns.append(answered(prompt, tokens, name=str(len(turns)), first=said))
         said += len(tokens)
     return turns
 
@@ -171,7 +175,12 @@ def test_what_was_not_sampled_is_marked_so_in_every_field(turns: list[SampledCom
 
 
 def test_each_completion_has_an_advantage_of_its_own_in_a_shared_row_and_in_a_fork() -> None:
-    turns = [spoken([1], [2, 3]), spoken([1], [], name="cut off"), spoken([1, 2, 3, 9], [5]), spoken([1, 8], [4])]
+    turns = [
+        answered([1], [2, 3]),
+        answered([1], [], name="cut off"),
+        answered([1, 2, 3, 9], [5]),
+        answered([1, 8], [4]),
+    ]
     shared, forked = merge("t", turns, advantage=[0.5, 9.0, -0.25, 0.0])
     assert shared.advantages_T == (0.0, 0.5, 0.5, 0.0, -0.25)
     assert forked.advantages_T == (0.0, 0.0, 0.0)
@@ -184,7 +193,7 @@ def test_a_conversation_that_only_grows_is_one_row(turns: list[tuple[list[int], 
     completions: list[SampledCompletion] = []
     history = [0]
     for new_prompt, tokens in turns:
-        completions.append(spoken([*history, *new_prompt], tokens))
+        completions.append(answered([*history, *new_prompt], tokens))
         history += [*new_prompt, *tokens]
     (row,) = merge("t", completions, advantage=1.0)
     assert row.token_ids_T == tuple(history)
@@ -219,10 +228,10 @@ def test_an_answer_that_nothing_predicts_or_that_is_no_ids_is_refused(answer: An
 def test_tokens_of_tools_are_marked_between_two_answers_of_a_row() -> None:
     """Ids 20 and above are a tool's, 10 and above a user's."""
     turns = [
-        replace(spoken([1, 20], [2]), tool_tokens=1),  # nothing was sampled before it in its row
-        replace(spoken([1, 20, 2, 21, 22], [3]), tool_tokens=2),
-        spoken([1, 20, 2, 21, 22, 3, 10], [4]),
-        replace(spoken([1, 20, 2, 21, 22, 3, 10, 4, 23], [5]), tool_tokens=1),
+        replace(answered([1, 20], [2]), tool_tokens=1),  # nothing was sampled before it in its row
+        replace(answered([1, 20, 2, 21, 22], [3]), tool_tokens=2),
+        answered([1, 20, 2, 21, 22, 3, 10], [4]),
+        replace(answered([1, 20, 2, 21, 22, 3, 10, 4, 23], [5]), tool_tokens=1),
     ]
     (row,) = merge("t", turns, advantage=1.0)
     assert row.tool_spans == ((3, 5), (8, 9))
@@ -231,12 +240,12 @@ def test_tokens_of_tools_are_marked_between_two_answers_of_a_row() -> None:
 
 def test_an_answer_between_that_is_not_trained_is_none_of_a_tools_tokens() -> None:
     """Between the two answers are a question, another policy's answer (8) and what its tool gave."""
-    turns = [spoken([1], [2]), replace(spoken([1, 2, 10, 8, 20, 21], [3]), tool_tokens=2)]
+    turns = [answered([1], [2]), replace(answered([1, 2, 10, 8, 20, 21], [3]), tool_tokens=2)]
     (row,) = merge("t", turns, advantage=1.0)
     assert row.tool_spans == ((4, 6),)
 
 
 def test_what_a_fork_repeats_of_a_tool_is_marked_once() -> None:
-    retried = [replace(spoken([1, 2, 20], [3]), tool_tokens=1), replace(spoken([1, 2, 20], [4]), tool_tokens=1)]
-    first, second = merge("t", [spoken([1], [2]), *retried], advantage=1.0)
+    retried = [replace(answered([1, 2, 20], [3]), tool_tokens=1), replace(answered([1, 2, 20], [4]), tool_tokens=1)]
+    first, second = merge("t", [answered([1], [2]), *retried], advantage=1.0)
     assert (first.tool_spans, second.tool_spans) == (((2, 3),), ())
