@@ -37,9 +37,9 @@ def test_a_key_that_is_not_set_is_told(monkeypatch):
 def test_a_judge_of_unknown_price_is_refused_under_a_spending_cap():
     priced = {"usd_per_million_prompt_tokens": 1.0, "usd_per_million_completion_tokens": 2.0}
     judges = {"own": {"model": "base"}, "set": {"model": "openai/ours", **priced}, "unknown": {"model": "openai/ours"}}
-    assert found(judges=judges) == []
-    (told,) = found(judges=judges, spending={"usd_per_day": 5})
-    assert told == (
+    assert list(missing(Settings(judges=judges))) == []
+    (sentence,) = missing(Settings(judges=judges, spending={"usd_per_day": 5}))
+    assert sentence == (
         "judges.unknown: spending.usd_per_day is set, and the price of openai/ours is unknown; set "
         "usd_per_million_prompt_tokens and usd_per_million_completion_tokens (0 if it costs nothing)"
     )

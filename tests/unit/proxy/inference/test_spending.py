@@ -1,4 +1,4 @@
-"""Answers of other servers: their tokens are counted, and past the day's money they are refused or not asked for."""
+"""Answers of other servers: their tokens are counted, and past the day's money no call costs any more."""
 
 import json
 from collections.abc import Callable, Iterator
