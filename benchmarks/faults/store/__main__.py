@@ -52,10 +52,10 @@ from whetstone.vllm.client import Vllm
 PROGRAM = "from whetstone.cli.main import main; main()"
 BUCKET, PREFIX = "whetstone", "adapters"
 LOGIN = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
-TIMEOUT_S, LEASE_S = 2.0, 5.0
+TIMEOUT_S, LEASE_S = 2.0, 8.0
 PUBLISHING_S = 2.0
 """Window of a kill while a version is published by slow connections."""
-PULLER_LIVES_S = (5.0, 15.0)
+PULLER_LIVES_S = (10.0, 60.0)
 START_S, SWEPT_S, STILL_S = 300.0, 300.0, 2400.0
 
 
