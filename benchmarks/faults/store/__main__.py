@@ -78,6 +78,7 @@ class PullerProcess:
 
     def __init__(self, settings: Settings, log: Path, rng: random.Random) -> None:
         self._settings, self._log, self._rng = settings, log, rng
+        self._health = f"http://127.0.0.1:{settings.adapters.puller_port}/health"
         self.kills = 0
 
     @contextlib.contextmanager
@@ -87,7 +88,7 @@ class PullerProcess:
         thread = threading.Thread(target=self._live, args=(ended,), daemon=True)
         thread.start()
         try:
-            _await_answer(f"http://127.0.0.1:{self._settings.adapters.puller_port}/health")
+            _await_answer(self._health)
             yield
         finally:
             ended.set()
@@ -99,8 +100,8 @@ class PullerProcess:
         with self._log.open("ab") as log:
             while not ended.is_set():
                 with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log) as process:
-                    with contextlib.suppress(TimeoutError):
-                        _await_answer(f"http://127.0.0.1:{self._settings.adapters.puller_port}/health")
+                    while not ended.wait(0.1) and not _answers(self._health):
+                        pass
                     ended.wait(self._rng.uniform(*PULLER_LIVES_S))
                     os.kill(process.pid, signal.SIGKILL)
                 self.kills += not ended.is_set()
@@ -298,12 +299,17 @@ def _await_answer(url: str) -> None:
         TimeoutError: it does not.
     """
     deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=2, trust_env=False).is_success:
-                return
+    while not _answers(url):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{url} does not answer after {START_S:g} s")
         time.sleep(0.1)
-    raise TimeoutError(f"{url} does not answer after {START_S:g} s")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def main() -> int:
