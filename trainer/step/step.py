@@ -147,10 +147,11 @@ def _take_claimed(
             _tell(members)
             taught = _read(claim, members, store, replicas, settings, unfit)
             rows = taught.rows
+            if rows and settings.adapters.is_remote:
+                _bring(claim, rows, store, settings)
         if not rows:
             return _nothing_to_learn(claim, taught, store, phases)
         reference = _reference(claim, store, settings.trainer)
-        _bring(claim, rows, reference, store, settings)
         with pause.hold(renew):
             with phases.phase("model"):
                 learner = learners.take(claim)
@@ -234,8 +235,8 @@ def _write(
         raise
 
 
-def _bring(claim: Claim, rows: Sequence[Row], reference: Path | None, store: Store, settings: Settings) -> None:
-    """Have the adapters that the step reads on this machine, where there is an adapter store.
+def _bring(claim: Claim, rows: Sequence[Row], store: Store, settings: Settings) -> None:
+    """Have the adapters that the step reads on this machine: other machines' trainers may have written them.
 
     Raises:
         AdapterDamaged, NotPublished, NotCopied: an adapter cannot be had.
@@ -246,8 +247,7 @@ def _bring(claim: Claim, rows: Sequence[Row], reference: Path | None, store: Sto
     if shelf is None:
         return
     measured = versions_to_measure(rows) if any(row.constrained for row in rows) else set()
-    compared = set() if reference is None else {settings.trainer.reference_version}
-    versions = {claim.version_in, *measured, *compared}
+    versions = {claim.version_in, _reference_version(claim, settings.trainer), *measured}
     for folder, manifest_sha256 in store.adapter_hashes(claim, versions).items():
         retry_while_down(partial(bring, shelf, folder, manifest_sha256), claim, store, settings)
 
@@ -341,9 +341,8 @@ def _reference(claim: Claim, store: Store, settings: TrainerSettings) -> Path | 
     Raises:
         AdapterMismatch: it is not there any more.
     """
-    version = settings.reference_version
-    by_teacher = claim.kind == "hindsight" and settings.hindsight_teacher == "reference"
-    if version == 0 or not (claim.kind in PREFERENCES or by_teacher):
+    version = _reference_version(claim, settings)
+    if version == 0:
         return None
     folder = store.adapter_folders(claim, {version}).get(version)
     if folder is None:
@@ -352,6 +351,12 @@ def _reference(claim: Claim, store: Store, settings: TrainerSettings) -> Path | 
             "base model), and pin it"
         )
     return folder
+
+
+def _reference_version(claim: Claim, settings: TrainerSettings) -> int:
+    """Return the version that preferences are compared with, or a fixed teacher's; 0: the base model, or none."""
+    by_teacher = claim.kind == "hindsight" and settings.hindsight_teacher == "reference"
+    return settings.reference_version if claim.kind in PREFERENCES or by_teacher else 0
 
 
 def _dump_rows(folder: Path, claim: Claim, rows: Sequence[Row], why: str) -> tuple[str, str | None]:

@@ -7,6 +7,8 @@ from pydantic import AfterValidator, Field
 from whetstone.config.rewards import Section
 
 SHARED = "file"
+FILES = 3
+"""Of a published adapter: weights, config and manifest."""
 EXTRAS = {"s3": "s3", "gs": "gs", "az": "az", "file": None}
 """Schemes of a store's URL, and the extra of our package that reads each; None: nothing more is needed."""
 
@@ -41,8 +43,9 @@ class AdapterSettings(Section):
     puller_port: int | None = Field(None, ge=1, le=65535)
     """With a store: the port of `whetstone puller` on each vLLM server's machine. Unset: proxy and trainer share a
     machine with vLLM, and pull into `<data>/pulled` themselves."""
-    timeout_s: float = Field(60, gt=0)
-    """With a store: longest time for one file, in seconds; after it the store counts as unreachable."""
+    timeout_s: float = Field(30, gt=0)
+    """With a store: longest time for one file, in seconds; after it the store counts as unreachable. An adapter has
+    three files, which together must take less than `trainer.lease_s`."""
 
     @property
     def is_remote(self) -> bool:

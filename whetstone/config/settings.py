@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
-from whetstone.config.adapters import AdapterSettings
+from whetstone.config.adapters import FILES, AdapterSettings
 from whetstone.config.gate import GateSettings
 from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import PolicyNames, ProxySettings, UpstreamSettings, VllmSettings, policy_name
@@ -243,10 +243,11 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _time_for_the_store(self) -> Self:
-        if self.adapters.is_remote and self.adapters.timeout_s >= self.trainer.lease_s:
+        most_s = FILES * self.adapters.timeout_s
+        if self.adapters.is_remote and most_s >= self.trainer.lease_s:
             raise ValueError(
-                f"adapters.timeout_s = {self.adapters.timeout_s:g} must be below trainer.lease_s = "
-                f"{self.trainer.lease_s:g}: the lease is renewed between two files"
+                f"adapters.timeout_s = {self.adapters.timeout_s:g} for each of {FILES} files must be less than "
+                f"trainer.lease_s = {self.trainer.lease_s:g}: a step that pulls an adapter would be taken over"
             )
         return self
 

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,10 @@ class NotPublished(StoreError):
     """The store does not have the adapter, or not the whole adapter."""
 
 
-def load_missing(
-    vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str], located: Callable[[Path], Path] | None = None
-) -> None:
+def load_missing(vllm: Vllm, wanted: Mapping[str, Path], loaded: Set[str]) -> None:
     """Load the adapters in `wanted` (name -> folder) that are not in `loaded`. Failures are logged and skipped.
 
-    `located` returns the verified folder that the server loads an adapter from; None: the adapter's own. Two callers
-    may do this at once: the second finds the name taken, which is fine.
+    Two callers may do this at once: the second finds the name taken, which is fine.
 
     Raises:
         VllmDown: vLLM cannot be reached.
@@ -78,11 +75,10 @@ def load_missing(
     missing = {name: folder for name, folder in wanted.items() if name not in loaded}
     for name, folder in missing.items():
         try:
-            if located is None:
-                verify(folder)
-            vllm.load(name, folder if located is None else located(folder))
+            verify(folder)
+            vllm.load(name, folder)
             log.info("loaded %s", name)
-        except (AdapterDamaged, NotCopied, StoreError, VllmRefused) as error:
+        except (AdapterDamaged, VllmRefused) as error:
             if name not in vllm.models():
                 log.error("%s cannot be loaded: %s", name, error)
 

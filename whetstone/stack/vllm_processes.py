@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from sqlalchemy.exc import DBAPIError
@@ -13,7 +12,6 @@ from whetstone.config.settings import Settings
 from whetstone.memory.devices import visible_to
 from whetstone.registry import adapters
 from whetstone.registry.projects import Store
-from whetstone.registry.remote.sources import source_of
 from whetstone.stack.supervisor import Part, StartFailed
 from whetstone.vllm import client
 
@@ -42,18 +40,19 @@ def parts(settings: Settings, store: Store) -> list[Part]:
 
 def _part(part_name: str, url: str, settings: Settings, store: Store, gpus: Mapping[str, str]) -> Part:
     control = client.Vllm(url)
-    source = source_of(settings.data, settings.adapters)
-
-    def located(folder: Path) -> Path:
-        return source.locate(url, folder, None)
 
     def ready() -> bool:
-        """Whether it has its adapters: a start loses them all, and no request should wait for them."""
+        """Whether it has its adapters: a start loses them all, and no request should wait for them.
+
+        Those that have to be pulled are left to the proxy: a slow store must not stop the check of other parts.
+        """
         try:
             if not control.healthy():
                 return False
+            if settings.adapters.is_remote:
+                return True
             for own in settings.of_projects():
-                adapters.load_missing(control, store.served(own.project, own.trained), control.models(), located)
+                adapters.load_missing(control, store.served(own.project, own.trained), control.models())
         except (client.VllmError, DBAPIError):
             return False
         return True

@@ -52,10 +52,10 @@ from whetstone.vllm.client import Vllm
 PROGRAM = "from whetstone.cli.main import main; main()"
 BUCKET, PREFIX = "whetstone", "adapters"
 LOGIN = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
-TIMEOUT_S, LEASE_S = 2.0, 5.0
+TIMEOUT_S, LEASE_S = 2.0, 8.0
 PUBLISHING_S = 2.0
 """Window of a kill while a version is published by slow connections."""
-PULLER_LIVES_S = (5.0, 15.0)
+PULLER_LIVES_S = (10.0, 60.0)
 START_S, SWEPT_S, STILL_S = 300.0, 300.0, 2400.0
 
 
@@ -78,6 +78,7 @@ class PullerProcess:
 
     def __init__(self, settings: Settings, log: Path, rng: random.Random) -> None:
         self._settings, self._log, self._rng = settings, log, rng
+        self._health = f"http://127.0.0.1:{settings.adapters.puller_port}/health"
         self.kills = 0
 
     @contextlib.contextmanager
@@ -87,7 +88,7 @@ class PullerProcess:
         thread = threading.Thread(target=self._live, args=(ended,), daemon=True)
         thread.start()
         try:
-            _await_answer(f"http://127.0.0.1:{self._settings.adapters.puller_port}/health")
+            _await_answer(self._health)
             yield
         finally:
             ended.set()
@@ -99,8 +100,8 @@ class PullerProcess:
         with self._log.open("ab") as log:
             while not ended.is_set():
                 with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log) as process:
-                    with contextlib.suppress(TimeoutError):
-                        _await_answer(f"http://127.0.0.1:{self._settings.adapters.puller_port}/health")
+                    while not ended.wait(0.1) and not _answers(self._health):
+                        pass
                     ended.wait(self._rng.uniform(*PULLER_LIVES_S))
                     os.kill(process.pid, signal.SIGKILL)
                 self.kills += not ended.is_set()
@@ -298,12 +299,17 @@ def _await_answer(url: str) -> None:
         TimeoutError: it does not.
     """
     deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=2, trust_env=False).is_success:
-                return
+    while not _answers(url):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{url} does not answer after {START_S:g} s")
         time.sleep(0.1)
-    raise TimeoutError(f"{url} does not answer after {START_S:g} s")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def main() -> int:

@@ -56,9 +56,13 @@ class AdapterCache:
         if self._swept_s is not None and time.monotonic() - self._swept_s < SWEEP_EVERY_S:
             return
         self._swept_s = time.monotonic()
+        # Nothing that is to be loaded waits for it.
+        threading.Thread(target=self._try_to_sweep, daemon=True).start()
+
+    def _try_to_sweep(self) -> None:
         try:
             self.sweep()
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             log.warning("%s was not swept: %s", self._folder, error)
 
     def sweep(self) -> list[Path]:

@@ -28,9 +28,9 @@ STATUSES: dict[type[WhetstoneError], int] = {
     NotCopied: 507,
 }
 """Error -> status of the answer."""
-FILES = 3
-"""Of an adapter; each may take the store's time limit."""
 CONNECT_S = 5.0
+WAIT_S = 20.0
+"""How long a caller waits for a pull. The puller goes on without it, and a later call gets the folder."""
 
 
 class _PullAnswer(msgspec.Struct):
@@ -72,24 +72,25 @@ def running(cache: AdapterCache, host: str = "127.0.0.1", port: int = 0) -> Iter
 class PullerClient:
     """Asks the puller beside one vLLM server."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        """`timeout_s`: of the store, for one file."""
-        timeout = httpx.Timeout(FILES * timeout_s + CONNECT_S, connect=CONNECT_S)
+    def __init__(self, url: str, wait_s: float = WAIT_S) -> None:
         self._url = url
-        self._http = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
+        self._wait_s = wait_s
+        self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(wait_s, connect=CONNECT_S), trust_env=False)
 
     def fetch(self, sha256: str) -> Path:
         """Return the adapter's folder on the server's machine, once it is complete and verified there.
 
         Raises:
             NotPublished, AdapterDamaged, NotCopied: as the puller reports.
-            StoreUnreachable: the puller cannot reach the store, or cannot be reached itself.
+            StoreUnreachable: the puller cannot reach the store, is still pulling, or cannot be reached itself.
         """
         try:
             response = self._http.post(f"{ADAPTERS}{sha256}")
             if response.is_success:
                 return Path(msgspec.json.decode(response.content, type=_PullAnswer).folder)
             why = msgspec.json.decode(response.content, type=_ErrorAnswer).error
+        except httpx.ReadTimeout as error:
+            raise StoreUnreachable(f"the puller at {self._url} is still pulling after {self._wait_s:g} s") from error
         except httpx.HTTPError as error:
             raise StoreUnreachable(
                 f"the puller at {self._url} does not answer ({error!r}); is `whetstone puller` running beside vLLM?"

@@ -53,16 +53,15 @@ class OwnCache:
 class Pullers:
     """A puller runs on the machine of each vLLM server."""
 
-    def __init__(self, port: int, timeout_s: float) -> None:
+    def __init__(self, port: int) -> None:
         self._port = port
-        self._timeout_s = timeout_s
         self._clients: dict[str, PullerClient] = {}
 
     def locate(self, url: str, folder: Path, manifest_sha256: str | None) -> Path:
         """Have the server's puller pull the adapter, and return its folder there."""
         puller = puller_url(url, self._port)
         if puller not in self._clients:
-            self._clients[puller] = PullerClient(puller, self._timeout_s)
+            self._clients[puller] = PullerClient(puller)
         return self._clients[puller].fetch(manifest_sha256 or sha256_of(folder))
 
 
@@ -77,7 +76,7 @@ def source_of(data: Path, settings: AdapterSettings) -> AdapterSource:
     if store is None:
         return SharedFolder()
     if settings.puller_port is not None:
-        return Pullers(settings.puller_port, settings.timeout_s)
+        return Pullers(settings.puller_port)
     return OwnCache(cache_folder(data), store)
 
 

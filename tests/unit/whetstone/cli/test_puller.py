@@ -40,7 +40,7 @@ def test_it_pulls_until_it_is_stopped(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "whetstone"), "puller", "--host", "127.0.0.1"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:
-            source, deadline = Pullers(port, 5), time.monotonic() + 60
+            source, deadline = Pullers(port), time.monotonic() + 60
             while True:
                 try:
                     folder = source.locate("http://127.0.0.1:8001", tmp_path, sha256)

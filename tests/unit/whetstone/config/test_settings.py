@@ -34,7 +34,7 @@ def test_the_file_beats_the_default_the_environment_the_file_and_the_command_lin
         ({"WHETSTONE_ADAPTERS__STORE": "s3://"}, "s3://bucket/prefix"),
         ({"WHETSTONE_ADAPTERS__STORE": "/mnt/adapters"}, "file:///folder"),
         ({"WHETSTONE_ADAPTERS__STORE": "s3://key:secret@bucket"}, "contains no key"),
-        ({"WHETSTONE_ADAPTERS__STORE": "s3://b", "WHETSTONE_ADAPTERS__TIMEOUT_S": "120"}, "below trainer.lease_s"),
+        ({"WHETSTONE_ADAPTERS__STORE": "s3://b", "WHETSTONE_ADAPTERS__TIMEOUT_S": "40"}, "less than trainer.lease_s"),
         ({"WHETSTONE_POLICIES": '["Big Name"]'}, "no policy name"),
         ({"WHETSTONE_POLICIES": '["best"]'}, "no policy can be named 'best'"),
         ({"WHETSTONE_POLICIES": '["starter"]'}, "two policies are named 'starter'"),

@@ -1,5 +1,6 @@
 """A program elsewhere gets the folder on the server's machine, or the very error that happened there."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from whetstone.registry.adapters import (
 )
 from whetstone.registry.remote.cache import AdapterCache
 from whetstone.registry.remote.object_store import ObjectStore
-from whetstone.registry.remote.puller import PullerServer, running
+from whetstone.registry.remote.puller import PullerClient, PullerServer, running
 from whetstone.registry.remote.sources import OwnCache, Pullers, SharedFolder, cache_folder, puller_url, source_of
 
 
@@ -33,7 +34,7 @@ class Host:
         self.sha256 = write_adapter(self.folder)
         store.publish(self.folder)
         self.port = server.port
-        self.source = Pullers(server.port, 5)
+        self.source = Pullers(server.port)
 
     def locate(self, sha256: str | None = None) -> Path:
         return self.source.locate("http://127.0.0.1:8001", self.folder, sha256 or self.sha256)
@@ -71,14 +72,30 @@ def test_what_fails_there_fails_here_with_the_reason(host: Host) -> None:
 
 def test_a_machine_without_a_puller_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(StoreUnreachable, match=r"the puller at http://127.0.0.1:1 .*whetstone puller"):
-        Pullers(1, 5).locate("http://127.0.0.1:8001", tmp_path, "0" * 64)
+        Pullers(1).locate("http://127.0.0.1:8001", tmp_path, "0" * 64)
+
+
+def test_a_caller_waits_for_a_slow_pull_only_so_long_and_the_puller_goes_on(host: Host) -> None:
+    ended = threading.Event()
+
+    def wait(method: str, name: str) -> None:
+        if (method, name) == ("get_file", CONFIG):
+            ended.wait(20)
+
+    host.files.before = wait
+    client = PullerClient(f"http://127.0.0.1:{host.port}", wait_s=0.2)
+    with pytest.raises(StoreUnreachable, match=r"still pulling after 0.2 s"):
+        client.fetch(host.sha256)
+    ended.set()
+    assert verify(host.locate()) == host.sha256
+    assert host.files.calls.count(("get_file", WEIGHTS)) == 1
 
 
 def test_a_server_that_is_no_puller_is_named(tmp_path: Path) -> None:
     from tests.unit.proxy.conftest import FakeVllm
 
     with FakeVllm() as other, pytest.raises(StoreError, match="puller"):
-        Pullers(other.server_port, 5).locate(other.url, tmp_path, "0" * 64)
+        Pullers(other.server_port).locate(other.url, tmp_path, "0" * 64)
 
 
 @pytest.mark.parametrize("path", ["/adapters/../../etc/passwd", "/adapters/p@v1", "/v1/load_lora_adapter", "/"])
