@@ -95,16 +95,16 @@ def main() -> int:
                 policy.run("--model", FORM, "--questions", str(ANSWERS), "--seed", str(-1 - args.seed))
             for _ in range(args.lessons):
                 policy.imitate(FORM, None, ANSWERS)
-            versions, each = [policy.live], list[list[int]]()
+            held_out = ["--split", "eval", "--questions", str(args.questions)]
+            # At once: a version that no longer answers is unloaded after some more.
+            each: list[list[int]] = [policy.run(*held_out, "--model", policy.live)["each"]]
             for number in range(args.steps):
                 options = ["--shuffle-rewards"] if args.shuffle_rewards else []
                 # Another seed for each round: the app begins its tickets again with each start.
                 seed = str(args.seed * 1000 + number)
                 policy.run("--questions", str(args.round), "--comments", "1", "--seed", seed, *options)
                 policy.learn_from_words("comments", args.round)
-            versions.append(policy.live)
-            for name in versions:
-                each.append(policy.run("--split", "eval", "--questions", str(args.questions), "--model", name)["each"])
+            each.append(policy.run(*held_out, "--model", policy.live)["each"])
             steps = policy.steps
     before, after, gain = stats.share(each[0]), stats.share(each[1]), stats.gain(each[0], each[1])
     table = Table("held-out tickets", "right", "95 % interval", title=f"{args.questions} tickets, the same for both")
