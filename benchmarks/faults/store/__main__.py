@@ -52,7 +52,7 @@ from whetstone.vllm.client import Vllm
 PROGRAM = "from whetstone.cli.main import main; main()"
 BUCKET, PREFIX = "whetstone", "adapters"
 LOGIN = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
-TIMEOUT_S, LEASE_S = 2.0, 8.0
+TIMEOUT_S, LEASE_S = 3.0, 12.0
 PUBLISHING_S = 2.0
 """Window of a kill while a version is published by slow connections."""
 PULLER_LIVES_S = (10.0, 60.0)
@@ -67,7 +67,7 @@ def running_store(log: Path) -> Iterator[int]:
     with log.open("wb") as out, subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out) as process:
         try:
             _await_answer(f"http://127.0.0.1:{port}/moto-api/data.json")
-            httpx.put(f"http://127.0.0.1:{port}/{BUCKET}", trust_env=False).raise_for_status()
+            httpx.put(f"http://127.0.0.1:{port}/{BUCKET}", timeout=START_S, trust_env=False).raise_for_status()
             yield port
         finally:
             process.kill()
