@@ -1,4 +1,4 @@
-"""Steps that prefer the better of two answers of another policy, and scores of turns: what columns may contain."""
+"""Steps on pairs, scores of turns, tokens of other servers: what columns may contain."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,6 +9,7 @@ branch_labels = None
 depends_on = None
 
 COMMENTS = {
+    ("completions", "completion_tokens"): "P: length of token_ids; of another server, as it reports",
     ("steps", "kind"): "T: grpo | kto | dpo | hindsight | distill | sft | prefer; NULL where there was one",
     (
         "examples",
@@ -26,5 +27,5 @@ def upgrade() -> None:
     if op.get_bind().dialect.name != "postgresql":
         return
     for (table, column), comment in COMMENTS.items():
-        kind = sa.JSON if column == "scores" else sa.Text
+        kind = {"scores": sa.JSON, "completion_tokens": sa.Integer}.get(column, sa.Text)
         op.alter_column(table, column, existing_type=kind, comment=comment)
