@@ -107,6 +107,7 @@ def test_a_group_alone_is_its_list(group: str, sqlite_template: Path, tmp_path: 
 def test_what_prints_tables_or_figures_prints_json_too() -> None:
     without = {
         "whetstone up": "runs until it is stopped; up.json has the addresses",
+        "whetstone puller": "runs until it is stopped; its log says what it pulls",
         "whetstone init": "asks questions, and prints what to do next",
         "whetstone migrate": "prints a sentence",
         "whetstone sql-role": "prints a URL",
@@ -172,7 +173,7 @@ NEED_MORE = {
     "whetstone sql --csv -f": "needs a file", "whetstone keys revoke": "needs a key",
     "whetstone models": "lists what is in the cache folder", "whetstone export preferences": "needs pyarrow",
     "whetstone export trajectories": "needs pyarrow", "whetstone backup /backups": "needs that folder",
-    "whetstone restore": "needs a backup",
+    "whetstone restore": "needs a backup", "whetstone puller": "needs an adapter store",
     "whetstone docs": "no database: tests/unit/whetstone/cli/commands/test_docs.py",
 }  # fmt: skip
 """Beginnings of examples that need more than a database, and what."""
