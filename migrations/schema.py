@@ -532,7 +532,9 @@ steps = Table(
     Column("discarded", Json, comment="T: {reason: groups} given up when it was claimed"),
     Column("kept", Text, comment="T: file with the rows of a step whose numbers were not finite"),
     Column(
-        "imitates", Json, comment="T: {from, min_reward, limit} of a step on answers, words or a teacher; else NULL"
+        "imitates",
+        Json,
+        comment="T: {from, min_reward, limit} of a step on answers, words, a teacher, or of what it replays; else NULL",
     ),
     Column(
         "decided_share",
@@ -607,7 +609,7 @@ examples = Table(
     Column("created_at", Utc, nullable=False, comment="T"),
     ForeignKeyConstraint(["project", "policy"], ["policies.project", "policies.id"]),
     Index(None, "project", "trajectory_id"),
-    comment="answers that supervised steps imitate; no policy-gradient step reads them",
+    comment="answers that steps imitate or prefer, that words correct or teachers score; none is weighed by its reward",
 )
 
 baselines = Table(

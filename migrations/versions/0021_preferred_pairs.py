@@ -10,6 +10,10 @@ depends_on = None
 
 COMMENTS = {
     ("completions", "completion_tokens"): "P: length of token_ids; of another server, as it reports",
+    (
+        "steps",
+        "imitates",
+    ): "T: {from, min_reward, limit} of a step on answers, words, a teacher, or of what it replays; else NULL",
     ("steps", "kind"): "T: grpo | kto | dpo | hindsight | distill | sft | prefer; NULL where there was one",
     (
         "examples",
@@ -22,10 +26,14 @@ COMMENTS = {
 }
 
 
+EXAMPLES = "answers that steps imitate or prefer, that words correct or teachers score; none is weighed by its reward"
+
+
 def upgrade() -> None:
-    """Change the comments of these columns; SQLite keeps none."""
+    """Change the comments of these columns and of a table; SQLite keeps none."""
     if op.get_bind().dialect.name != "postgresql":
         return
+    op.create_table_comment("examples", EXAMPLES)
     for (table, column), comment in COMMENTS.items():
-        kind = {"scores": sa.JSON, "completion_tokens": sa.Integer}.get(column, sa.Text)
+        kind = {"scores": sa.JSON, "imitates": sa.JSON, "completion_tokens": sa.Integer}.get(column, sa.Text)
         op.alter_column(table, column, existing_type=kind, comment=comment)
