@@ -30,10 +30,11 @@ from rich.console import Console
 
 from benchmarks.faults.killed.__main__ import LOOK_EVERY_S, Kill, Run, settings_of
 from benchmarks.faults.killed.records import GROUPS_PER_STEP, freeze
+from benchmarks.faults.store.publishing import Publishing
 from benchmarks.faults.store.relay import FaultyRelay, at_random
 from benchmarks.faults.store.witness import PUBLISHED, Witness, hashes
 from benchmarks.kit.check import counted, figures_table, verdict
-from benchmarks.kit.harness import opened, present
+from benchmarks.kit.harness import opened, prepared, present
 from benchmarks.kit.options import parser_of
 from benchmarks.kit.process import ROOT, running_adapter_vllm, running_broker, running_proxy
 from migrations.run import upgrade
@@ -186,6 +187,52 @@ def prove(data: Path, steps: int, kills: int, seed: int, console: Console) -> tu
         ]
 
 
+def publish_alone(data: Path, versions: int, seed: int) -> tuple[dict[str, str], list[str]]:
+    """Make the run without a learner. Return its figures, and what does not hold."""
+    rng = random.Random(seed)
+    with contextlib.ExitStack() as stack:
+        store_port = stack.enter_context(running_store(data / "store.log"))
+        relay = FaultyRelay(store_port)
+        stack.callback(relay.close)
+        os.environ.update(LOGIN, AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}")
+        settings = _settings(data, seed)
+        engine = stack.enter_context(prepared(settings))
+        seconds = stack.enter_context(at_random(relay, rng))
+
+        def faulty() -> ObjectStore:
+            return ObjectStore(settings.adapters.store, TIMEOUT_S)
+
+        run = Publishing(settings, engine, faulty, _direct(settings, store_port), rng)
+        began = time.monotonic()
+        faults = run.run(versions, data)
+        states, standing = hashes(engine)
+        witness = run.witness
+        return {
+            "versions": counted(states),
+            "seconds, and by state of the connections": (
+                f"{time.monotonic() - began:.0f}; {_rounded(seconds)}; {relay.cuts} resets"
+            ),
+            "killed while they published": str(run.kills),
+            "pulls that failed": str(len(run.failures)),
+            "looks of the witness": str(witness.looks),
+            "adapters that were seen complete": str(len(witness.whole)),
+            "seen without a manifest at some moment": str(len(witness.unfinished)),
+            "versions that were seen live, and loaded": f"{len(witness.live)}, {sum(witness.live.values())}",
+            "adapters in the store: most, at the end, of killed attempts": (
+                f"{witness.most}, {len(standing)}, {run.unrecorded}"
+            ),
+        }, [
+            *faults,
+            *present(
+                {
+                    "no process was killed": run.kills == 0,
+                    "nothing was seen half way: the witness looked too seldom": not witness.unfinished,
+                    "retention removed nothing": versions > 8 and not states["removed"],
+                }
+            ),
+        ]
+
+
 def _settings(data: Path, seed: int) -> Settings:
     (port,) = free_ports(1)
     settings = settings_of(data, seed)
@@ -318,6 +365,7 @@ def main() -> int:
         "Whether a faulty adapter store leaves anything half published or half live.",
         {
             "--steps": {"type": int, "default": 20, "help": f"of {GROUPS_PER_STEP} groups each"},
+            "--alone": {"action": "store_true", "help": "without a learner and a proxy: a minute in place of ten"},
             "--kills": {"type": int, "default": 6, "help": "of the training worker while it publishes"},
             "--seed": {"type": int, "default": 0, "help": "of the groups, the faults and the moments of the kills"},
             "--data": {"type": Path, "help": "an empty folder for databases, adapters and logs, which then stay"},
@@ -325,7 +373,10 @@ def main() -> int:
     )
     args = parser.parse_args()
     with opened("store", args.data) as (data, console):
-        figures, faults = prove(data, args.steps, args.kills, args.seed, console)
+        if args.alone:
+            figures, faults = publish_alone(data, args.steps, args.seed)
+        else:
+            figures, faults = prove(data, args.steps, args.kills, args.seed, console)
     console.print(figures_table(figures))
     return verdict(faults, console, f"{args.steps} versions, nothing half published, nothing half live: it holds")
 
