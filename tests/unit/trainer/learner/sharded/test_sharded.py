@@ -22,7 +22,7 @@ from trainer.learner.learner import Learner
 from whetstone.config.trainer import Kind, TrainerSettings
 from whetstone.stack.stack import trainer_program
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 MakeRows = Callable[..., list[Row]]
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -120,7 +120,7 @@ def launch(folder: Path, job: Job, run: str) -> subprocess.CompletedProcess[str]
     (folder / "job.pickle").write_bytes(pickle.dumps(job))
     program = "tests.unit.trainer.learner.sharded.sharded_program"
     command = [*trainer_program(job.settings)[:-1], program, str(folder), run]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module", params=CASES)
