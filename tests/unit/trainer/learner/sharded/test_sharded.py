@@ -22,7 +22,7 @@ from trainer.learner.learner import Learner
 from whetstone.config.trainer import Kind, TrainerSettings
 from whetstone.stack.stack import trainer_program
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 MakeRows = Callable[..., list[Row]]
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -38,7 +38,10 @@ CASES = [
 ]
 """Processes, and whether the head is the embedding."""
 CLOSE = 1e-5
-"""Largest difference of a tensor, relative to its norm."""
+"""Largest distance from one process's files, relative to their norm."""
+CLOSE_IN_DPO = 1e-4
+"""The same after a step of dpo, whose gradients are small: AdamW divides by their size, and by that of their rounding.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def base_model(folder: Path, tied: bool) -> Path:
 
 
 def steps(make_rows: MakeRows) -> list[tuple[Kind, list[Row]]]:
-    """Five steps, of five or six micro-batches: in the last round some processes have none."""
+    """Six steps, of five or six micro-batches: in the last round some processes have none."""
     first = [penalized(row) if place % 2 else row for place, row in enumerate(make_rows(5, seed=1))]
     answers = [replace(row, versions_T=(-1,) * len(row.versions_T)) for row in make_rows(5, seed=2)]
     preferred = [
@@ -103,9 +106,10 @@ def steps(make_rows: MakeRows) -> list[tuple[Kind, list[Row]]]:
     return [
         ("grpo", first),
         ("sft", answers),
-        ("dpo", preferred),
-        ("hindsight", corrected),
         ("grpo", make_rows(5, seed=5)),
+        ("hindsight", corrected),
+        ("grpo", make_rows(5, seed=6)),
+        ("dpo", preferred),
     ]
 
 
@@ -120,7 +124,7 @@ def launch(folder: Path, job: Job, run: str) -> subprocess.CompletedProcess[str]
     (folder / "job.pickle").write_bytes(pickle.dumps(job))
     program = "tests.unit.trainer.learner.sharded.sharded_program"
     command = [*trainer_program(job.settings)[:-1], program, str(folder), run]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -177,11 +181,12 @@ def test_learners_of_two_policies_are_on_the_same_shares(shared: Run) -> None:
 
 
 def test_every_version_is_that_of_one_process(shared: Run, alone: OneProcess) -> None:
-    for version, files in enumerate(alone.files, 1):
-        assert distance(shared.file(version, ADAPTER), files[ADAPTER]) < CLOSE, version
+    for version, (files, (kind, _)) in enumerate(zip(alone.files, shared.job.steps, strict=True), 1):
+        close = CLOSE_IN_DPO if kind == "dpo" else CLOSE
+        assert distance(shared.file(version, ADAPTER), files[ADAPTER]) < close, version
         # After the first step of a kind AdamW's first moment is a tenth of the gradient.
         for moment in ("exp_avg.", "exp_avg_sq."):
-            assert distance(shared.file(version, OPTIMIZER), files[OPTIMIZER], moment) < CLOSE, (version, moment)
+            assert distance(shared.file(version, OPTIMIZER), files[OPTIMIZER], moment) < close, (version, moment)
         assert shared.file(version, "adapter_config.json") == files["adapter_config.json"]
         assert shared.file(version, "rng.safetensors") == files["rng.safetensors"]
     assert distance(alone.files[0][ADAPTER], alone.files[-1][ADAPTER]) > 100 * CLOSE
@@ -233,7 +238,7 @@ def test_a_step_that_a_death_ended_is_taken_again_bit_for_bit(shared: Run) -> No
     assert (shared.folder / f"{KILLED}-v2").exists() and not (shared.folder / f"{KILLED}-v3").exists()
     ended = launch(shared.folder, replace(shared.job, begins_at=2), "resumed")
     assert ended.returncode == 0, ended.stderr[-4000:]
-    for version in (3, 4, 5):
+    for version in range(3, len(shared.job.steps) + 1):
         resumed = shared.folder / f"resumed-v{version}"
         for name in (ADAPTER, OPTIMIZER, "rng.safetensors"):
             assert (resumed / name).read_bytes() == shared.file(version, name), (version, name)
