@@ -213,7 +213,7 @@ chaos: $(INSTALLED)  ## Whether kill -9 of any process loses or doubles anything
 	$(BIN)/python -m benchmarks.faults.chaos $(CHAOS_ARGS)
 
 # moto and s3fs: an environment of its own that sees the packages of the first.
-adapter-store: $(STORE_INSTALLED)  ## Whether a faulty object store leaves a version half published or half live: 20 versions; ten minutes
+adapter-store: $(STORE_INSTALLED)  ## Whether a faulty object store leaves a version half published or half live: 20 versions; ten minutes; STORE_ARGS="--alone": without a learner, two
 	$(STORE)/bin/python -W ignore -m benchmarks.faults.store $(STORE_ARGS)
 
 swaps: $(INSTALLED)  ## Whether swaps of adapters are felt: 50 under load, vLLM killed, one of two refuses; ten minutes

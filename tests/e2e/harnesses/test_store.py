@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, update
 
+from benchmarks.faults.store.publishing import Publishing
 from benchmarks.faults.store.relay import FaultyRelay, at_random
 from benchmarks.faults.store.witness import Witness, hashes
+from benchmarks.kit.harness import prepared
 from migrations import schema
 from tests.conftest import NOW
 from tests.unit.whetstone.registry.remote.stores import FILES, faulty_store, write_adapter
+from whetstone.config.settings import load
 from whetstone.registry.adapters import CONFIG, OPTIMIZER_STATE, WEIGHTS
+from whetstone.registry.remote.object_store import ObjectStore
 from whetstone.vllm.client import Vllm
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,12 +31,41 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.long(part="store")
-def test_a_store_that_is_slow_silent_and_cut_leaves_nothing_half(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [["--alone"], ["--kills", "2"]], ids=["alone", "with a learner"])
+def test_a_store_that_is_slow_silent_and_cut_leaves_nothing_half(tmp_path: Path, options: list[str]) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.faults.store"]
-    command += ["--steps", "8", "--kills", "2", "--seed", "1", "--data", str(tmp_path)]
+    command += ["--steps", "10", "--seed", "1", "--data", str(tmp_path), *options]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1180, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "8 versions, nothing half published, nothing half live: it holds" in run.stdout
+    assert "10 versions, nothing half published, nothing half live: it holds" in run.stdout
+
+
+@pytest.mark.slow
+def test_versions_through_a_store_that_fails_at_random_are_whole_or_not_there(tmp_path: Path) -> None:
+    """The same without a network: a folder, each call of which is late or fails."""
+    rng = random.Random(1)
+
+    def fail(_method: str, _path: str) -> None:
+        time.sleep(rng.uniform(0, 0.2))
+        if rng.random() < 0.15:
+            raise ConnectionError("connection reset by peer")
+
+    def faulty() -> ObjectStore:
+        store, files = faulty_store(tmp_path / "store")
+        files.before = fail
+        return store
+
+    rules = {"keep_adapters": 2, "keep_adapters_s": 0}
+    settings = load(environment={}, data=tmp_path / "data", trainer=rules, proxy={"drain_s": 0})
+    settings.data.mkdir()
+    direct, _ = faulty_store(tmp_path / "store")
+    with prepared(settings) as engine:
+        run = Publishing(settings, engine, faulty, direct, rng)
+        assert run.run(10, tmp_path) == []
+        states, standing = hashes(engine)
+    assert run.kills > 0 and states["live"] == 1 and states["removed"] > 0
+    assert set(direct.objects()) == standing
+    assert len(run.witness.live) > 1 and all(run.witness.live.values())
 
 
 class Loads(Vllm):
