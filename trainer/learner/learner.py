@@ -28,6 +28,7 @@ from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError, RowsDoNotFit
 from trainer.learner import updates
 from trainer.learner.backends import backend_of, device_of
+from trainer.learner.base.quantised import base_parameters
 from trainer.learner.base.residence import Residence
 from trainer.learner.base.shared import SharedBase, shared_base
 from trainer.learner.constrained import measuring
@@ -85,8 +86,7 @@ class Learner:
         self._settings = settings
         self._rng = rng
         self._device = device_of(settings)
-        base_parameters = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-        self.learning_rate = learning_rate_of(settings, base_parameters)
+        self.learning_rate = learning_rate_of(settings, base_parameters(model))
         self._residence = None if base.host is None else Residence(model, base.host)
         with self._present():
             backend_of(settings).made_ready(model, settings)

@@ -12,6 +12,7 @@ AdvantageScale = Literal["none", "batch", "group", "mean"]
 BaselineName = Literal["group", "state"]
 CutOff = Literal["train", "mask", "clamp"]
 Objective = Literal["grpo", "kto", "dpo"]
+Quantisation = Literal["none", "nf4", "int8"]
 Kind = Literal[Objective, "sft", "hindsight", "distill"]
 """What a step does: `grpo` follows advantages with the configured loss, `kto` tells good answers from bad ones, `dpo`
 better from worse in a group, `sft` imitates answers, `hindsight` learns from words that correct an answer, `distill`
@@ -152,6 +153,10 @@ class TrainerSettings(Section):
     """Largest norm of the gradient; a larger gradient is scaled down."""
     backend: Literal["hf", "unsloth"] = "hf"
     """Training backend: `hf` (transformers and peft), or `unsloth` in an environment of its own."""
+    quantisation: Quantisation = "none"
+    """Bits of the base model's linear layers in the trainer: `none`, those of its files; `nf4`, 4.1; `int8`, 8. By
+    bitsandbytes, with the backend `hf`; adapters stay in fp32. vLLM serves the model as its files are, so the trainer's
+    probabilities are off by what quantising costs: `mismatch_k3`, which the gate bounds."""
     python: Path | None = None
     """Python of another environment for the training worker: Unsloth's, or one with CUDA."""
     trees: bool = True
@@ -238,6 +243,10 @@ class TrainerSettings(Section):
         if self.devices and len(self.devices) < self.processes:
             raise ValueError(
                 f"devices names {len(self.devices)} GPUs for {self.processes} processes, which take one each"
+            )
+        if self.quantisation != "none" and self.backend != "hf":
+            raise ValueError(
+                f"quantisation {self.quantisation} takes the backend hf, not {self.backend}: set one of the two"
             )
         if self.processes > 1 and self.backend != "hf":
             raise ValueError(f"backend {self.backend} takes one process: set processes to 1, or backend to hf")
