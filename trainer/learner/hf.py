@@ -55,13 +55,18 @@ def adapted(model: PreTrainedModel, config: LoraConfig, _settings: TrainerSettin
 
 
 def made_ready(model: PeftModel, settings: TrainerSettings) -> None:
-    """Switch off all dropout, as the server has none, and gradient checkpointing on where the settings require it."""
+    """Switch off all dropout, as the server has none, and gradient checkpointing on where the settings require it.
+
+    With `trainer.activation_offload` what it stores waits in host memory.
+    """
     model.eval()
     wanted = settings.gradient_checkpointing
     if not (model.device.type != "cpu" if wanted is None else wanted):
         return
     causal: PreTrainedModel = model.get_base_model()
-    causal.gradient_checkpointing_enable()
+    offloads = settings.activation_offload and model.device.type != "cpu"
+    # Older transformers do not have the argument.
+    causal.gradient_checkpointing_enable(**({"offload": True} if offloads else {}))
     for module in causal.modules():
         if isinstance(module, GradientCheckpointingLayer):
             # These layers check this flag themselves. Their submodules stay in eval mode; else dropout would be active.

@@ -167,6 +167,9 @@ class TrainerSettings(Section):
     flex-attention for long trees on CUDA."""
     gradient_checkpointing: bool | None = None
     """Recompute each layer in the backward pass instead of keeping its activations; by default on accelerators only."""
+    activation_offload: bool = False
+    """Keep what gradient checkpointing stores, the inputs of the layers, in pinned host memory: longer rows fit, and a
+    step takes longer. On a CPU it changes nothing; with the backend `unsloth`, gradient checkpointing always does it."""
     micro_batch_tokens: int = Field(8192, ge=64)
     """Most tokens of one forward and backward pass. Where the device's memory runs out, half of it is tried, and so on,
     until the training worker starts again."""
@@ -247,6 +250,10 @@ class TrainerSettings(Section):
         if self.quantisation != "none" and self.backend != "hf":
             raise ValueError(
                 f"quantisation {self.quantisation} takes the backend hf, not {self.backend}: set one of the two"
+            )
+        if self.activation_offload and self.gradient_checkpointing is False:
+            raise ValueError(
+                "activation_offload moves what gradient checkpointing stores: leave gradient_checkpointing unset"
             )
         if self.processes > 1 and self.backend != "hf":
             raise ValueError(f"backend {self.backend} takes one process: set processes to 1, or backend to hf")

@@ -19,6 +19,8 @@ CHUNK_BYTES = 4 * 2**25
 SLICE_BYTES = 4 * 2**24
 """Bytes of the part of a 16-bit head that is widened at once, where the device is no CUDA
 (`trainer.learner.chunked_head.SLICE_WEIGHTS` in fp32)."""
+NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in NF4: 4 bits, a scale of 8 bits for each block of 64, one of fp32 for each 256 of these scales."""
 ROW_STEP = 256
 """Rows are planned in multiples of so many tokens."""
 
@@ -28,6 +30,7 @@ class StepBytes:
     """The bytes of a step on its device, without what the process itself needs."""
 
     base: int
+    """Weights; where they are quantised, with the largest layer widened."""
     adapter: int
     """Weights, gradient and optimizer of the LoRA."""
     activations: int
@@ -46,6 +49,16 @@ def lora_parameters(model: ModelSizes, trainer: TrainerSettings) -> int:
     return trainer.lora_rank * model.lora_width
 
 
+def base_bytes(model: ModelSizes, trainer: TrainerSettings) -> int:
+    """Return the bytes of the base model's weights in the trainer."""
+    rest = model.weight_bytes - model.item_bytes * model.quantisable
+    if trainer.quantisation == "nf4":
+        return rest + int(NF4_BYTES * model.quantisable)
+    if trainer.quantisation == "int8":
+        return rest + model.quantisable + 4 * model.quantisable_outputs
+    return model.weight_bytes
+
+
 def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, accelerator: bool = True) -> StepBytes:
     """Return what a step needs whose largest micro-batch has so many tokens.
 
@@ -57,14 +70,17 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
         checkpointing = accelerator
     kept, passing = _layer_bytes(model)
     inputs = model.layers * model.item_bytes * model.hidden
+    if trainer.activation_offload and accelerator:
+        inputs //= model.layers  # one layer's; the others wait in host memory
     standing = inputs if checkpointing else model.layers * kept
     backward = passing + (kept if checkpointing else 0)
     # The decoder's output, its gradient, and what the last norm keeps.
     ends = (2 * model.item_bytes + 4) * model.hidden
     in_head = 2 * model.item_bytes * model.hidden * tokens + logits_bytes(model, tokens, accelerator=accelerator)
     activations = (standing + backward + ends) * tokens
+    widened = 0 if trainer.quantisation == "none" else model.item_bytes * model.largest_linear
     return StepBytes(
-        base=model.weight_bytes,
+        base=base_bytes(model, trainer) + widened,
         adapter=ADAPTER_BYTES * lora_parameters(model, trainer),
         activations=activations,
         head=max(0, in_head - backward * tokens),
