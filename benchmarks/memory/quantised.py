@@ -1,8 +1,8 @@
 """Measure what a base in NF4 or int8 costs in accuracy, and saves in memory, on the CPU.
 
 `python -m benchmarks.memory.quantised gradients FOLDER`: for the model as its files are, in int8 and in NF4, one line
-each: the cosine of a step's LoRA gradient to that of the model in fp32 and to that of its files' precision; k3 of server
-to trainer on tokens that the model sampled as its files are, with an adapter; and what the gate's parity says of it.
+each: the cosine of a step's LoRA gradient to that of the model in fp32 and to that of its files' precision; k3 of
+server to trainer on tokens that the model sampled as its files are, with an adapter; and what the gate's parity says.
 
 `python -m benchmarks.memory.quantised peaks FOLDER|SIZE [--tokens N] [--only nf4 ...]`: for each, in a process of its
 own, the most memory that loading and a step took, and what is planned. SIZE is one of Qwen2.5's (`1.5B`), with random
@@ -81,13 +81,13 @@ def gradients(folder: Path, work: Path) -> Iterator[str]:
         with learner.doubled():
             doubled = flat(learner.logprobs_of(answers))
         served = served or trained
-        found = parity(Readings(served, trained, base, doubled), mean_k3(served, trained))
+        agreement = parity(Readings(served, trained, base, doubled), mean_k3(served, trained))
         own = gradient(learner, rows)
         plain = own if way == "none" else plain
         yield (
             f"{way}: cosine to fp32 {cosine(own, exact):.4f}, to the files' precision {cosine(own, plain):.4f}, norm "
-            f"{own.norm() / exact.norm():.3f} of fp32's; k3 {found.k3:.2g} nats a token, served share {found.share:.2f} "
-            f"± {found.error:.2f}: {found.why_not(None) or 'passes'}"
+            f"{own.norm() / exact.norm():.3f} of fp32's; k3 {agreement.k3:.2g} nats a token, served share "
+            f"{agreement.share:.2f} ± {agreement.error:.2f}: {agreement.why_not(None) or 'passes'}"
         )
 
 

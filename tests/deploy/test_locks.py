@@ -36,7 +36,9 @@ ALL = ("3.11.13", "3.12.11", "3.13.7")
 PARTS = {
     "server": Part(("proxy", "judge", "tracing"), ("whetstone", "migrations", "proxy", "judge")),
     "server-cuda": Part(
-        ("serving-cuda", "judge", "training", "quantised", "tracing", "export", "demo", "dev"), (*TRAINER, "proxy", "judge"), ALL
+        ("serving-cuda", "judge", "training", "quantised", "tracing", "export", "demo", "dev"),
+        (*TRAINER, "proxy", "judge"),
+        ALL,
     ),
     "trainer": Part(("training", "tracing"), TRAINER),
     "trainer-cuda": Part(("training", "quantised", "tracing"), TRAINER, ALL),

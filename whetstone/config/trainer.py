@@ -169,7 +169,7 @@ class TrainerSettings(Section):
     """Recompute each layer in the backward pass instead of keeping its activations; by default on accelerators only."""
     activation_offload: bool = False
     """Keep what gradient checkpointing stores, the inputs of the layers, in pinned host memory: longer rows fit, and a
-    step takes longer. On a CPU it changes nothing; with the backend `unsloth`, gradient checkpointing always does it."""
+    step takes longer. On a CPU it changes nothing; the backend `unsloth` always does it where it checkpoints."""
     micro_batch_tokens: int = Field(8192, ge=64)
     """Most tokens of one forward and backward pass. Where the device's memory runs out, half of it is tried, and so on,
     until the training worker starts again."""

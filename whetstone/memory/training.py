@@ -20,7 +20,7 @@ SLICE_BYTES = 4 * 2**24
 """Bytes of the part of a 16-bit head that is widened at once, where the device is no CUDA
 (`trainer.learner.chunked_head.SLICE_WEIGHTS` in fp32)."""
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight in NF4: 4 bits, a scale of 8 bits for each block of 64, one of fp32 for each 256 of these scales."""
+"""Bytes of a weight in NF4: 4 bits, a scale of 8 bits for a block of 64, one of 32 bits for 256 of these scales."""
 ROW_STEP = 256
 """Rows are planned in multiples of so many tokens."""
 
