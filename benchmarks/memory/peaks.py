@@ -3,6 +3,7 @@
 Each measurement needs a process of its own: what an earlier one freed is not always the kernel's again.
 """
 
+import gc
 import json
 import math
 import os
@@ -19,6 +20,7 @@ import torch
 from benchmarks.memory.measured import AllocatedBytes
 from trainer.domain.rows import Row
 from trainer.learner.learner import Learner
+from whetstone.config.settings import STARTER
 from whetstone.config.trainer import TrainerSettings
 
 MIB = 2**20
@@ -53,7 +55,14 @@ def show(peak: Peak) -> None:
 
 
 def of_step(folder: Path, rows: Sequence[Row], settings: TrainerSettings) -> Peak:
-    """Return the peak of a model's first step. The moments are there before it, as before any later step."""
+    """Return the peak of a model's first step. The moments are there before it, as before any later step.
+
+    A step of the starter comes first: what it imports and what kernels keep for themselves is the process's, not the
+    model's.
+    """
+    with AllocatedBytes():
+        Learner.fresh(STARTER, settings, seed=0).step([row(range(3, 35), 1)], 0)
+    gc.collect()
     before = _status("VmRSS")
     with _high_water_mark() as loading:
         learner = Learner.fresh(folder, settings, seed=0)
