@@ -33,7 +33,7 @@ class Peak:
     """Most bytes beside what the process had before the model came."""
 
     loading: int
-    """While the model was loaded and proven."""
+    """While the model was loaded and proven; with the pages of its file, which the kernel can take back."""
     step: int
     """In a step, with the optimizer's moments."""
     counted: int
@@ -66,6 +66,9 @@ def of_step(folder: Path, rows: Sequence[Row], settings: TrainerSettings) -> Pea
     before = _status("VmRSS")
     with _high_water_mark() as loading:
         learner = Learner.fresh(folder, settings, seed=0)
+    for weight in learner._model.parameters():
+        weight.data = weight.data.clone()  # else it is a part of the mapped file, all of whose pages count
+    gc.collect()
     with_moments(learner)
     weights = [*learner._model.parameters(), *learner._model.buffers()]
     moments = [one for state in learner._optimizer.state.values() for one in state.values()]
