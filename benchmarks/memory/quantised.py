@@ -4,6 +4,9 @@
 each: the cosine of a step's LoRA gradient to that of the model in fp32 and to that of its files' precision; k3 of
 server to trainer on tokens that the model sampled as its files are, with an adapter; and what the gate's parity says.
 
+`python -m benchmarks.memory.quantised fresh FOLDER`: only the cosine, with an adapter that changes nothing yet, on text
+that the model did not sample (this docstring).
+
 `python -m benchmarks.memory.quantised peaks FOLDER|SIZE [--tokens N] [--only nf4 ...]`: for each, in a process of its
 own, the most memory that loading and a step took, and what is planned. SIZE is one of Qwen2.5's (`1.5B`), with random
 weights.
@@ -91,6 +94,19 @@ def gradients(folder: Path, work: Path) -> Iterator[str]:
         )
 
 
+def fresh_gradients(folder: Path, work: Path, ways: list[Quantisation]) -> Iterator[str]:
+    """Yield a line for each way to have the base."""
+    wide = work / "fp32"
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).save_pretrained(wide)
+    ids = AutoTokenizer.from_pretrained(folder)(__doc__ or "")["input_ids"][: 4 * SPOKEN]
+    rows = [row(ids[start : start + SPOKEN], 1, str(start)) for start in range(0, len(ids), SPOKEN)]
+    exact = gradient(Learner.fresh(wide, settings("none", 512), seed=0), rows)
+    for way in ways:
+        learner = Learner.fresh(wide if way != "none" else folder, settings(way, 512), seed=0)
+        own = gradient(learner, rows)
+        yield f"{way}: cosine to fp32 {cosine(own, exact):.4f}, norm {own.norm() / exact.norm():.3f} of fp32's"
+
+
 def sampled(folder: Path) -> list[Answer]:
     """Return answers that the model samples to PROMPTS as its files are."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
@@ -152,7 +168,7 @@ def peaks(folder: Path, tokens: int, ways: list[Quantisation]) -> Iterator[str]:
 def main() -> None:
     """Print the table that the arguments choose."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", nargs="?", choices=("gradients", "peaks"))
+    parser.add_argument("table", nargs="?", choices=("gradients", "fresh", "peaks"))
     parser.add_argument("model", nargs="?", metavar="FOLDER|SIZE")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
@@ -171,6 +187,8 @@ def main() -> None:
             folder = saved(Path(work) / arguments.model, Qwen2ForCausalLM, config, torch.bfloat16)
         if arguments.table == "gradients":
             lines = gradients(folder, Path(work))
+        elif arguments.table == "fresh":
+            lines = fresh_gradients(folder, Path(work), arguments.only)
         else:
             lines = peaks(folder, arguments.tokens, arguments.only)
         for line in lines:

@@ -39,7 +39,7 @@ from trainer.learner.gradient.divergence import given_targets
 from trainer.learner.gradient.objective import Objective, Sums, Terms, figures_of
 from trainer.learner.gradient.preferences import preference_loss
 from trainer.learner.processes.collective import Alone, Collective, Plan
-from whetstone.config.trainer import PREFERENCES, Kind, TrainerSettings
+from whetstone.config.trainer import PREFERENCES, Kind, Quantisation, TrainerSettings
 from whetstone.memory.learning_rate import learning_rate_of
 from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, read_manifest, verify
 
@@ -286,6 +286,11 @@ class Learner:
     def ends(self) -> frozenset[int]:
         """The ids that end an answer."""
         return self._reading.ends
+
+    @property
+    def quantisation(self) -> Quantisation:
+        """How the base model's linear layers are quantised here."""
+        return self._settings.quantisation
 
     @property
     def _probes(self) -> bool:
