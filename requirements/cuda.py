@@ -38,13 +38,13 @@ class Part:
 PARTS = {
     "server-cuda": Part(
         "What a GPU host without containers has: vLLM, the proxy, the judge, the trainer, the tests.",
-        ("serving-cuda", "judge", "training", "tracing", "export", "demo", "dev"),
+        ("serving-cuda", "judge", "training", "quantised", "tracing", "export", "demo", "dev"),
         free=("apache-tvm-ffi",),
     ),
-    "trainer-cuda": Part("What the image of the trainer has with CUDA.", ("training", "tracing")),
+    "trainer-cuda": Part("What the image of the trainer has with CUDA.", ("training", "quantised", "tracing")),
     "trainer-unsloth": Part(
         "What the image of the trainer has with CUDA and Unsloth, which takes an older transformers.",
-        ("training", "tracing", "unsloth"),
+        ("training", "quantised", "tracing", "unsloth"),
         free=("fsspec", "transformers"),
     ),
 }

@@ -98,6 +98,15 @@ def of_step(folder: Path, tokens: int, settings: TrainerSettings = SETTINGS) -> 
 
 def of_trace(name: str, shape: Shape, tokens: int, settings: TrainerSettings = SETTINGS) -> Comparison:
     """Return the bytes of a forward and backward pass through the decoder of a shape; nothing is allocated."""
+    tree = attention.Tree("segments", [tokens], [attention.Part(0, 0, tokens, [], None)])
+    counted, gradient = traced(shape, tree, tokens, settings)
+    tensors = {key: TensorHeader("BF16", of) for key, of in shape.tensors().items()}
+    planned = sizes(name, shape.config(), tensors)
+    return _compared(name, planned, settings, tokens, counted, gradient=gradient, head=False)
+
+
+def traced(shape: Shape, tree: attention.Tree, tokens: int, settings: TrainerSettings = SETTINGS) -> tuple[int, int]:
+    """Return the bytes that a pass forward and back through the decoder allocates, and those of the LoRA's gradient."""
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(Qwen2Config(**shape.config()), dtype=torch.bfloat16)
     lora = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=settings.lora_rank, lora_dropout=0.0)
@@ -113,7 +122,6 @@ def of_trace(name: str, shape: Shape, tokens: int, settings: TrainerSettings = S
                         fake = torch.empty(one.shape, dtype=one.dtype)
                         is_weight = isinstance(one, torch.nn.Parameter)
                         owned[key] = torch.nn.Parameter(fake, one.requires_grad) if is_weight else fake
-        tree = attention.Tree("segments", [tokens], [attention.Part(0, 0, tokens, [], None)])
         with AllocatedBytes() as counted:
             counted.leave_out(model.parameters())
             counted.leave_out(model.buffers())
@@ -124,10 +132,7 @@ def of_trace(name: str, shape: Shape, tokens: int, settings: TrainerSettings = S
                 tree=tree,
             ).last_hidden_state
             states_BTH.backward(torch.zeros_like(states_BTH))
-    tensors = {key: TensorHeader("BF16", of) for key, of in shape.tensors().items()}
-    planned = sizes(name, shape.config(), tensors)
-    gradient = 4 * sum(one.numel() for one in model.parameters() if one.requires_grad)
-    return _compared(name, planned, settings, tokens, counted.most, gradient=gradient, head=False)
+    return counted.most, 4 * sum(one.numel() for one in model.parameters() if one.requires_grad)
 
 
 def _compared(

@@ -36,11 +36,13 @@ ALL = ("3.11.13", "3.12.11", "3.13.7")
 PARTS = {
     "server": Part(("proxy", "judge", "tracing"), ("whetstone", "migrations", "proxy", "judge")),
     "server-cuda": Part(
-        ("serving-cuda", "judge", "training", "tracing", "export", "demo", "dev"), (*TRAINER, "proxy", "judge"), ALL
+        ("serving-cuda", "judge", "training", "quantised", "tracing", "export", "demo", "dev"),
+        (*TRAINER, "proxy", "judge"),
+        ALL,
     ),
     "trainer": Part(("training", "tracing"), TRAINER),
-    "trainer-cuda": Part(("training", "tracing"), TRAINER, ALL),
-    "trainer-unsloth": Part(("training", "tracing", "unsloth"), TRAINER, ALL),
+    "trainer-cuda": Part(("training", "quantised", "tracing"), TRAINER, ALL),
+    "trainer-unsloth": Part(("training", "quantised", "tracing", "unsloth"), TRAINER, ALL),
 }
 ON = [(name, python) for name, part in PARTS.items() for python in part.pythons]
 OF_UNSLOTH = ("trainer.tasks_unsloth",)

@@ -238,7 +238,7 @@ def _measured(
             with learner.as_version(claim.adapter_in):
                 noise = mean_k3(before.logprobs, before.read_by(learner))
         served, moved = _compared(own, before, noise, learner)
-        why_not = served.why_not(gate.max_k3)
+        why_not = served.why_not(gate.max_k3, learner.quantisation)
         if why_not is None:
             break
         log.warning("step %s: draw %d of %d: %s", claim.id, draw + 1, DRAWS, why_not)

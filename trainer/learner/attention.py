@@ -1,9 +1,10 @@
 """Attention over a forest of rows: each token sees its own piece up to itself, and all pieces that its piece continues.
 
 There are three ways with the same result. `segments` takes piece by piece, each with a copy of the keys of its path: it
-spends nearly no work on keys that are not visible, with any kernel. `dense` gives one call a mask of T x T: the plain
-reference, and better for chains of forks, whose paths are long. `flex` compiles that mask into a kernel that skips
-empty blocks: for long forests on CUDA.
+spends nearly no work on keys that are not visible, with any kernel. Copies for long paths are dropped and made again in
+the backward pass, so that memory grows with the tokens and not with their square. `dense` gives one call a mask of
+T x T: the plain reference, and better for chains of forks, whose paths are long. `flex` compiles that mask into a
+kernel that skips empty blocks: for long forests on CUDA.
 
 It is registered with transformers as the attention called NAME. Models pass their keyword arguments down to it, and
 with them the `tree`; without a tree it is transformers' own attention. Other attention features of a model (a sliding
@@ -20,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
@@ -34,10 +36,16 @@ LONG_PATHS = 16
 """Where the keys of all paths are more than this many times the tokens, `auto` takes `dense` instead of `segments`,
 which copies them.
 """
-LONGEST_DENSE = 2**14
-"""Tokens; the mask of a longer forest would be above 256 MiB."""
+LONGEST_DENSE = 2**13
+"""Tokens; torch widens the mask to the precision of the queries, and for a longer forest that would be above 256 MiB in
+fp32.
+"""
 QUERIES = 256
 """Most queries of a piece in one call: each call reads keys up to its last query only."""
+RECOMPUTED_FROM = 2**12
+"""Keys. A call that copies as many keys of a path or more is computed again in the backward pass: what all calls of a
+layer copy is the square of the tokens, over QUERIES.
+"""
 BLOCK = 128
 """Queries and keys in a block of flex-attention: its default, which its kernels are tuned for."""
 HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"})
@@ -154,15 +162,15 @@ def _by_parts(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, 
         own = pieces[part.piece][:, :, : part.end]
         return torch.cat([*(pieces[one] for one in part.before), own], dim=2) if part.before else own
 
+    def attended(part: Part) -> Tensor:
+        of_part = queries[part.piece][:, :, part.start : part.end]
+        return _plain(of_part, along(keys, part), along(values, part), scaling, part.mask)
+
     return torch.cat(
         [
-            _plain(
-                queries[part.piece][:, :, part.start : part.end],
-                along(keys, part),
-                along(values, part),
-                scaling,
-                part.mask,
-            )
+            cast(Tensor, checkpoint(attended, part, use_reentrant=False, preserve_rng_state=False))
+            if part.mask is not None and part.mask.shape[1] >= RECOMPUTED_FROM
+            else attended(part)
             for part in tree.parts
         ],
         dim=2,
@@ -180,16 +188,21 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mas
 
 
 def _parts(forest: Forest, device: torch.device) -> Iterator[Part]:
+    befores = [forest.path(place)[:-1] for place in range(len(forest.pieces))]
+    seen = [sum(forest.pieces[one].length for one in before) for before in befores]
+    forks = [(place, piece) for place, piece in enumerate(forest.pieces) if befores[place]]
+    # Each mask is a part of one triangle: query i sees the keys up to `longest` + i.
+    longest = max((seen[place] + piece.length for place, piece in forks), default=0)
+    triangle = torch.ones(QUERIES, longest + QUERIES, dtype=torch.bool, device=device).tril(longest)
     for place, piece in enumerate(forest.pieces):
-        *before, _ = forest.path(place)
-        if not before:
+        if not befores[place]:
             yield Part(place, 0, piece.length, [], None)
             continue
-        seen = sum(forest.pieces[one].length for one in before)
         for start in range(0, piece.length, QUERIES):
             end = min(start + QUERIES, piece.length)
-            mask = torch.ones(end - start, seen + end, dtype=torch.bool, device=device).tril(seen + start)
-            yield Part(place, start, end, before, mask)
+            own = longest - seen[place] - start
+            mask = triangle[: end - start, own : longest + end - start]
+            yield Part(place, start, end, befores[place], mask)
 
 
 def _blocks(end_T: Ids, device: torch.device) -> Any:

@@ -28,6 +28,7 @@ from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError, RowsDoNotFit
 from trainer.learner import updates
 from trainer.learner.backends import backend_of, device_of
+from trainer.learner.base.quantised import base_parameters
 from trainer.learner.base.residence import Residence
 from trainer.learner.base.shared import SharedBase, shared_base
 from trainer.learner.constrained import measuring
@@ -39,7 +40,7 @@ from trainer.learner.gradient.objective import Objective, Sums, Terms, figures_o
 from trainer.learner.gradient.preferences import preference_loss
 from trainer.learner.processes.collective import Alone, Collective, Plan
 from trainer.learner.sharded.lockstep import Free, Lockstep
-from whetstone.config.trainer import PREFERENCES, Kind, TrainerSettings
+from whetstone.config.trainer import PREFERENCES, Kind, Quantisation, TrainerSettings
 from whetstone.memory.learning_rate import learning_rate_of
 from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, is_pulled, read_manifest, verify
 
@@ -86,8 +87,7 @@ class Learner:
         self._settings = settings
         self._rng = rng
         self._device = device_of(settings)
-        base_parameters = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-        self.learning_rate = learning_rate_of(settings, base_parameters)
+        self.learning_rate = learning_rate_of(settings, base_parameters(model))
         self._residence = None if base.host is None else Residence(model, base.host)
         lockstep = Lockstep(peers) if base.is_sharded else Free()
         lockstep.anyone(True)  # all have loaded their share before the first pass
@@ -302,6 +302,11 @@ class Learner:
     def ends(self) -> frozenset[int]:
         """The ids that end an answer."""
         return self._reading.ends
+
+    @property
+    def quantisation(self) -> Quantisation:
+        """How the base model's linear layers are quantised here."""
+        return self._settings.quantisation
 
     @property
     def _probes(self) -> bool:

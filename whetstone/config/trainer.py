@@ -12,6 +12,7 @@ AdvantageScale = Literal["none", "batch", "group", "mean", "parts"]
 BaselineName = Literal["group", "state"]
 CutOff = Literal["train", "mask", "clamp"]
 Objective = Literal["grpo", "kto", "dpo"]
+Quantisation = Literal["none", "nf4", "int8"]
 Kind = Literal[Objective, "sft", "hindsight", "distill", "prefer"]
 """What a step does: `grpo` follows advantages with the configured loss, `kto` tells good answers from bad ones, `dpo`
 better from worse in a group, `sft` imitates answers, `hindsight` learns from words that correct an answer, `distill`
@@ -168,6 +169,10 @@ class TrainerSettings(Section):
     """Largest norm of the gradient; a larger gradient is scaled down."""
     backend: Literal["hf", "unsloth"] = "hf"
     """Training backend: `hf` (transformers and peft), or `unsloth` in an environment of its own."""
+    quantisation: Quantisation = "none"
+    """Bits of the base model's linear layers in the trainer: `none`, those of its files; `nf4`, 4.1; `int8`, 8. By
+    bitsandbytes, with the backend `hf`; adapters stay in fp32. vLLM serves the model as its files are, so the trainer's
+    probabilities are off by what quantising costs: `mismatch_k3`, which the gate bounds."""
     python: Path | None = None
     """Python of another environment for the training worker: Unsloth's, or one with CUDA."""
     trees: bool = True
@@ -178,6 +183,9 @@ class TrainerSettings(Section):
     flex-attention for long trees on CUDA."""
     gradient_checkpointing: bool | None = None
     """Recompute each layer in the backward pass instead of keeping its activations; by default on accelerators only."""
+    activation_offload: bool = False
+    """Keep what gradient checkpointing stores, the inputs of the layers, in pinned host memory: longer rows fit, and a
+    step takes longer. On a CPU it changes nothing; the backend `unsloth` always does it where it checkpoints."""
     micro_batch_tokens: int = Field(8192, ge=64)
     """Most tokens of one forward and backward pass. Where the device's memory runs out, half of it is tried, and so on,
     until the training worker starts again."""
@@ -272,6 +280,14 @@ class TrainerSettings(Section):
             raise ValueError(
                 f"devices names {len(self.devices)} GPUs for {self.processes} processes, which take one each"
             )
+        if self.quantisation != "none" and self.backend != "hf":
+            raise ValueError(
+                f"quantisation {self.quantisation} takes the backend hf, not {self.backend}: set one of the two"
+            )
+        if self.activation_offload and self.gradient_checkpointing is False:
+            raise ValueError(
+                "activation_offload moves what gradient checkpointing stores: leave gradient_checkpointing unset"
+            )
         if self.processes > 1 and self.backend != "hf":
             raise ValueError(f"backend {self.backend} takes one process: set processes to 1, or backend to hf")
         self._check_sharding()
@@ -283,6 +299,10 @@ class TrainerSettings(Section):
         if self.processes == 1:
             raise ValueError(
                 "sharding fsdp divides the base model among processes: set processes to 2 or more, or sharding to none"
+            )
+        if self.quantisation != "none":
+            raise ValueError(
+                f"quantisation {self.quantisation} and sharding fsdp do not go together: set one of them to none"
             )
         if self.offload:
             raise ValueError("a sharded base model stays on its devices: set offload to false, or sharding to none")

@@ -63,6 +63,7 @@ def as_object(planned: plan.Plan, settings: Settings) -> dict[str, object]:
         "model": planned.model.name,
         "parameters": planned.model.parameters,
         "learning_rate": learning_rate_of(settings.trainer, planned.model.parameters),
+        "quantisation": settings.trainer.quantisation,
         "mode": planned.hardware.mode,
         "card_bytes": planned.hardware.card_bytes,
         "gpu_memory_utilization": planned.utilisation,
@@ -89,7 +90,8 @@ def _rows(planned: plan.Plan, settings: Settings) -> Iterator[tuple[str, float |
     yield "  its own work", server.work, "CUDA, graphs, activations, logits; partly stated, not measured"
     yield "  KV cache", max(0, server.kv_cache), f"{server.kv_tokens} tokens; longest request {planned.context}"
     yield "trainer", planned.trainer_bytes + TRAINER_BYTES, "what a step may take, with its process"
-    yield "  base model", step.base, f"{_of_share(settings)}learning rate {rate:g}"
+    quantised = "" if settings.trainer.quantisation == "none" else f"in {settings.trainer.quantisation}, "
+    yield "  base model", step.base, f"{_of_share(settings)}{quantised}learning rate {rate:g}"
     yield "  adapter", step.adapter, "weights, gradient and optimizer in fp32"
     yield "  activations", step.activations, _of_rows(planned)
     yield "  logits", step.head, "beyond the activations' own peak"

@@ -58,6 +58,12 @@ class ModelSizes:
     largest_layer_bytes: int
     lora_width: int
     """Sum of inputs and outputs of all linear layers but the head: times the rank, the parameters of a LoRA."""
+    quantisable: int
+    """Parameters of the layers that `trainer.quantisation` reaches: all linear ones but the head and experts."""
+    quantisable_outputs: int
+    """Sum of the outputs of these layers."""
+    largest_linear: int
+    """Parameters of the largest of these layers."""
     longest: int
     """Tokens that the model's positions allow."""
 
@@ -136,6 +142,9 @@ def sizes(name: str, config: Mapping[str, Any], tensors: Mapping[str, TensorHead
     tables = [one for one in tensors.values() if len(one.shape) == 2 and one.shape[0] >= vocabulary]
     table_bytes = max((_bytes(one) for one in tables), default=0)
     linear = [one for one in tensors.values() if len(one.shape) == 2 and one.shape[0] < vocabulary]
+    # The files have a mixture's experts as matrices; in the model they are one tensor of three axes.
+    experts = {id(one) for key, one in tensors.items() if ".experts." in key}
+    quantisable = [one for one in linear if id(one) not in experts]
     if not tables or not linear:
         raise ModelUnreadable(f"{name}: its files have no embedding or no linear layers; {REMEDY}")
     item_bytes = max(ITEM_BYTES.get(one.dtype, 0) for one in linear)
@@ -160,6 +169,9 @@ def sizes(name: str, config: Mapping[str, Any], tensors: Mapping[str, TensorHead
         head_bytes=table_bytes,
         largest_layer_bytes=(weight_bytes - sum(map(_bytes, tables))) // layers,
         lora_width=sum(sum(one.shape) for one in linear),
+        quantisable=sum(one.numbers for one in quantisable),
+        quantisable_outputs=sum(one.shape[0] for one in quantisable),
+        largest_linear=max((one.numbers for one in quantisable), default=0),
         longest=longest,
     )
 

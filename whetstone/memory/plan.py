@@ -238,6 +238,12 @@ def _remedies(plan: Plan, settings: Settings) -> Iterator[str]:
         shorter = settings.vllm.model_copy(update={"max_model_len": context})
         if fits(settings.model_copy(update={"vllm": shorter}), hardware):
             yield f"vllm.max_model_len of at most {context}"
+    if trainer.quantisation == "none" and trainer.backend == "hf":
+        for fewer in ("int8", "nf4"):
+            changed = trainer.model_copy(update={"quantisation": fewer})
+            if fits(settings.model_copy(update={"trainer": changed}), hardware):
+                yield f"trainer.quantisation = {fewer}, for which the trainer's probabilities differ more from vLLM's"
+                break
     if settings.vllm.gpu_memory_utilization is not None:
         automatic = settings.vllm.model_copy(update={"gpu_memory_utilization": None})
         if fits(settings.model_copy(update={"vllm": automatic}), hardware):

@@ -19,6 +19,8 @@ CHUNK_BYTES = 4 * 2**25
 SLICE_BYTES = 4 * 2**24
 """Bytes of the part of a 16-bit head that is widened at once, where the device is no CUDA
 (`trainer.learner.chunked_head.SLICE_WEIGHTS` in fp32)."""
+NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in NF4: 4 bits, a scale of 8 bits for a block of 64, one of 32 bits for 256 of these scales."""
 ROW_STEP = 256
 """Rows are planned in multiples of so many tokens."""
 
@@ -28,7 +30,8 @@ class StepBytes:
     """The bytes of a step on its device, without what the process itself needs."""
 
     base: int
-    """Weights; of a sharded base this process's share, and what is gathered at once beside it."""
+    """Weights; of a sharded base this process's share, and what is gathered at once beside it; where they are
+    quantised, with the largest layer widened."""
     adapter: int
     """Weights, gradient and optimizer of the LoRA."""
     activations: int
@@ -58,6 +61,8 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
         checkpointing = accelerator
     kept, passing = _layer_bytes(model)
     inputs = model.layers * model.item_bytes * model.hidden
+    if trainer.activation_offload and accelerator:
+        inputs //= model.layers  # one layer's; the others wait in host memory
     standing = inputs if checkpointing else model.layers * kept
     backward = passing + (kept if checkpointing else 0)
     # The decoder's output, its gradient, and what the last norm keeps.
@@ -68,8 +73,9 @@ def step_bytes(model: ModelSizes, trainer: TrainerSettings, tokens: int, *, acce
         logits = max(logits, model.head_bytes)
     in_head = 2 * model.item_bytes * model.hidden * tokens + logits
     activations = (standing + backward + ends) * tokens
+    widened = 0 if trainer.quantisation == "none" else model.item_bytes * model.largest_linear
     return StepBytes(
-        base=base_bytes(model, trainer),
+        base=base_bytes(model, trainer) + widened,
         adapter=ADAPTER_BYTES * lora_parameters(model, trainer),
         activations=activations,
         head=max(0, in_head - backward * tokens),
@@ -82,9 +88,19 @@ def base_bytes(model: ModelSizes, trainer: TrainerSettings) -> int:
     That is the embedding or the head, or a layer with the next one, which is gathered ahead (`sharded.units`).
     """
     if trainer.sharding == "none":
-        return model.weight_bytes
+        return weight_bytes(model, trainer)
     gathered = max(model.embedding_bytes, model.head_bytes, 2 * model.largest_layer_bytes)
     return -(-model.weight_bytes // trainer.processes) + gathered
+
+
+def weight_bytes(model: ModelSizes, trainer: TrainerSettings) -> int:
+    """Return the bytes of the whole base's weights, which may be quantised."""
+    rest = model.weight_bytes - model.item_bytes * model.quantisable
+    if trainer.quantisation == "nf4":
+        return rest + int(NF4_BYTES * model.quantisable)
+    if trainer.quantisation == "int8":
+        return rest + model.quantisable + 4 * model.quantisable_outputs
+    return model.weight_bytes
 
 
 def reading_bytes(model: ModelSizes, tokens: int) -> int:

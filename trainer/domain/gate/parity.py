@@ -28,6 +28,11 @@ LARGE_EFFECT = 50.0
 served share of an adapter have in common then draws the share down by 2 % at most.
 """
 
+_REMEDIES = {
+    "nf4": ". trainer.quantisation is nf4, which vLLM does not serve and small models bear badly: set int8 or none",
+    "int8": ". trainer.quantisation is int8, which vLLM does not serve: set it to none",
+}
+
 Logprobs = Sequence[float]
 
 
@@ -44,16 +49,16 @@ class Parity:
     error: float
     """Standard error of `share`; infinite where the adapter does nothing."""
 
-    def why_not(self, max_k3: float | None) -> str | None:
+    def why_not(self, max_k3: float | None, quantisation: str = "none") -> str | None:
         """Return why vLLM does not serve what was trained; None where it does.
 
-        `max_k3` is the setting of the gate. Where it is set, it alone decides.
+        `max_k3` is the setting of the gate. Where it is set, it alone decides. `quantisation` is that of the trainer.
         """
         bound = min(max(NOISE * self.parent_k3, SMALLEST_K3), LARGEST_K3) if max_k3 is None else max_k3
         if not self.k3 <= bound:
             return (
                 f"vLLM and trainer disagree: k3 {self.k3:.3g} nats a token, allowed are {bound:.3g} "
-                f"(its parent's is {self.parent_k3:.3g})"
+                f"(its parent's is {self.parent_k3:.3g}){_REMEDIES.get(quantisation, '')}"
             )
         if max_k3 is None and abs(self.share - 1) > max(SHARE_OFF, ERRORS * self.error):
             return (

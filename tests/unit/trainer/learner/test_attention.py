@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
-from trainer.learner.attention import NotAForest, Way, attend, tree_of, way_for, ways_of
+from trainer.learner.attention import QUERIES, RECOMPUTED_FROM, NotAForest, Way, attend, tree_of, way_for, ways_of
 from trainer.learner.prefix_trees import Forest, forest
 
 CPU = torch.device("cpu")
@@ -114,6 +114,51 @@ def test_the_masks_of_dense_and_flex_are_what_rows_see(wood: Forest) -> None:
     for name in (*names, *(name.replace("kv", "q") for name in names)):
         one, other = getattr(ours, name), getattr(theirs, name)
         assert one.dtype == other.dtype and torch.equal(one, other), name
+
+
+@pytest.fixture(scope="module")
+def long_wood() -> Forest:
+    """Two rows that fork after more keys than a call keeps for the backward pass, and one that forks again."""
+    rng = np.random.default_rng(0)
+    trunk, bough, *leaves = (rng.integers(50, size=size) for size in (RECOMPUTED_FROM, 300, 600, 100))
+    return forest(
+        [np.concatenate([trunk, bough, leaves[0]]), np.concatenate([trunk, bough]), np.concatenate([trunk, leaves[1]])]
+    )
+
+
+def test_what_is_computed_again_for_the_way_back_gives_the_same_gradient(long_wood: Forest) -> None:
+    inputs = [one.requires_grad_(True) for one in heads(long_wood)]
+    ways: tuple[Way, Way] = ("segments", "dense")
+    gradients = []
+    for way in ways:
+        attended, _ = attend(torch.nn.Identity(), *inputs, None, scaling=0.3, tree=tree_of(long_wood, way, CPU))
+        gradients.append(torch.autograd.grad(attended.square().sum(), inputs))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_fork_keeps_no_copy_of_its_keys(long_wood: Forest) -> None:
+    """Seven calls would keep 4,096 keys and more each, for each of the query heads."""
+    inputs = [one.requires_grad_(True) for one in heads(long_wood)]
+    stored: dict[int, int] = {}
+
+    def store(one: Tensor) -> Tensor:
+        stored[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(store, lambda one: one):
+        attend(torch.nn.Identity(), *inputs, None, scaling=0.3, tree=tree_of(long_wood, "segments", CPU))
+    assert 0 < sum(stored.values()) < 3 * sum(one.nbytes for one in inputs)
+
+
+def test_all_masks_of_forks_are_parts_of_one(long_wood: Forest) -> None:
+    masks = [part.mask for part in tree_of(long_wood, "segments", CPU).parts if part.mask is not None]
+    (one,) = {mask.untyped_storage().data_ptr(): mask.untyped_storage() for mask in masks}.values()
+    assert len(masks) > 4 and one.nbytes() <= 2 * QUERIES * len(long_wood.token_ids_T)
+    for part in tree_of(long_wood, "segments", CPU).parts:
+        if part.mask is not None:
+            queries, keys = part.mask.shape
+            assert torch.equal(part.mask, torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries))
 
 
 def memory_mib(kind: str) -> float:

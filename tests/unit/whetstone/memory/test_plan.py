@@ -136,6 +136,27 @@ def test_two_cards_for_one_server_divide_the_weights(models: dict[str, ModelSize
     assert one.fits and one.server.weights == models["32B"].weight_bytes // 2
 
 
+def test_a_quantised_base_fits_a_smaller_card_and_leaves_room_for_longer_rows(models: dict[str, ModelSizes]) -> None:
+    trainer_alone = Hardware(24 * GIB, "own", serves=False)
+    whole = plan.make(models["14B"], Settings(), trainer_alone)
+    assert not whole.fits and whole.remedies[0].startswith("trainer.quantisation = int8")
+    nf4, int8 = (Settings(trainer={"quantisation": one}) for one in ("nf4", "int8"))
+    assert plan.make(models["14B"], nf4, trainer_alone).fits
+    # 6.5B of 7.6B parameters are quantised, from 2 bytes to 0.516 or 1; one layer of 68M is widened.
+    for settings, quantised in ((nf4, 0.516), (int8, 1)):
+        base = step_bytes(models["7B"], settings.trainer, 1024).base
+        assert base == pytest.approx(6.525e9 * quantised + 1.09e9 * 2 + 67.9e6 * 2, rel=0.01)
+    rows = [plan.make(models["7B"], one, Hardware(24 * GIB, "own")).longest for one in (Settings(), int8, nf4)]
+    assert rows[0] * 1.5 < rows[1] < rows[2]
+
+
+def test_activations_in_host_memory_leave_room_for_longer_rows(models: dict[str, ModelSizes]) -> None:
+    model, tokens = models["7B"], 8192
+    stays, leaves = Settings().trainer, Settings(trainer={"activation_offload": True}).trainer
+    saved = step_bytes(model, stays, tokens).activations - step_bytes(model, leaves, tokens).activations
+    assert saved == (model.layers - 1) * 2 * model.hidden * tokens
+
+
 def test_without_checkpointing_every_layer_keeps_its_activations(models: dict[str, ModelSizes]) -> None:
     keeps = Settings(trainer={"gradient_checkpointing": False}).trainer
     layers = models["1.5B"].layers

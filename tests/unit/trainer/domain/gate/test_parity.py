@@ -106,6 +106,14 @@ def test_the_parents_k3_says_how_much_is_allowed(seen: Parity, allowed: float) -
     assert why is not None and f"allowed are {allowed:.3g}" in why
 
 
+@pytest.mark.parametrize(("quantisation", "remedy"), [("nf4", "set it to int8 or none"), ("int8", "set it to none")])
+def test_a_quantised_trainer_that_is_too_far_off_says_what_to_set(quantisation: str, remedy: str) -> None:
+    far = replace(HEALTHY, k3=2 * LARGEST_K3, parent_k3=LARGEST_K3)
+    assert remedy in (far.why_not(None, quantisation) or "")
+    assert "quantisation" not in (far.why_not(None) or "")
+    assert HEALTHY.why_not(None, quantisation) is None
+
+
 def test_a_bound_that_is_set_decides_alone() -> None:
     assert replace(HEALTHY, k3=0.5, share=0.0, error=0.01).why_not(max_k3=1.0) is None
     assert "allowed are 0.001" in (HEALTHY.why_not(max_k3=0.001) or "")
