@@ -209,7 +209,8 @@ def test_the_figures_are_those_of_one_process(shared: Run, alone: OneProcess) ->
     for ours, theirs in zip(shared.report["figures"], alone.figures, strict=True):
         known = {name: figure for name, figure in theirs.items() if figure is not None}
         assert {name for name in ours if ours[name] is not None} == known.keys()
-        assert {name: ours[name] for name in known} == pytest.approx(known, rel=CLOSE, abs=1e-8)
+        # They are sums of fp32 numbers of order one, and may be near 0 themselves.
+        assert {name: ours[name] for name in known} == pytest.approx(known, rel=CLOSE, abs=1e-6)
 
 
 def test_the_leader_reads_alone_what_it_needs_alone(shared: Run, alone: OneProcess) -> None:
