@@ -136,7 +136,7 @@ def with_adapter(folder: Path, way: Quantisation, work: Path) -> Learner:
 
 
 def gradient(learner: Learner, rows: list[Row]) -> Tensor:
-    """Return the gradient of a step as one vector: AdamW's first moment is a tenth of it."""
+    """Return the gradient of a step as one vector: ten times the first moment of AdamW."""
     learner.step(rows, 0, kind="sft")
     moments = safetensors.torch.load(learner.files()[OPTIMIZER_STATE])
     return torch.cat([moments[name].flatten().double() for name in sorted(moments) if name.startswith("exp_avg.")])

@@ -29,8 +29,7 @@ served share of an adapter have in common then draws the share down by 2 % at mo
 """
 
 _REMEDIES = {
-    "nf4": ". trainer.quantisation is nf4, which vLLM does not serve, and small models bear it badly: set it to int8 or "
-    "none",
+    "nf4": ". trainer.quantisation is nf4, which vLLM does not serve, and small models suffer: set it to int8 or none",
     "int8": ". trainer.quantisation is int8, which vLLM does not serve: set it to none",
 }
 

@@ -74,7 +74,7 @@ def test_a_layer_multiplies_with_what_bitsandbytes_makes_of_its_weight(
 
 
 def gradient(learner: Learner, rows: list[Row]) -> Tensor:
-    """The gradient of a first step: AdamW's first moment is a tenth of it."""
+    """The gradient of a first step: ten times the first moment of AdamW."""
     learner.step(rows, 0)
     moments = safetensors.torch.load(learner.files()[OPTIMIZER_STATE])
     return torch.cat([moments[name].flatten() for name in sorted(moments) if name.startswith("exp_avg.")])
