@@ -15,7 +15,7 @@ LOCK := requirements/cpu.lock
 AT_ONCE := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) --maxprocesses 5 --dist loadscope
 
 # What `make test-all` does: what `make test` does, and what that leaves out. PART="clients trl" does only these.
-PARTS := short postgresql exact clients stacks harnesses store trl real examples unsloth
+PARTS := short postgresql exact clients stacks harnesses store quantised trl real examples unsloth
 PART := $(PARTS)
 
 # TRL, the reference of the losses: an environment of its own that sees the packages of the other.
@@ -43,6 +43,11 @@ STORE := .venv-store
 STORE_INSTALLED := $(STORE)/.installed
 STORE_LOCK := requirements/store.lock
 
+# bitsandbytes, which quantises a base: an environment of its own, likewise.
+QUANTISED := .venv-quantised
+QUANTISED_INSTALLED := $(QUANTISED)/.installed
+QUANTISED_LOCK := requirements/quantised.lock
+
 # A GPU host: vLLM, proxy, judge, trainer and tests on CUDA 13. Unsloth takes an older transformers than vLLM does.
 GPU := .venv-gpu
 GPU_INSTALLED := $(GPU)/.installed
@@ -68,7 +73,7 @@ demo: $(INSTALLED)  ## Watch an agent learn: some ten minutes; DEMO_ARGS="--seed
 test: $(INSTALLED)  ## Everything that a change can break, with a real vLLM, PostgreSQL and Redis: a quarter of an hour
 	$(MAKE) --no-print-directory --jobs 2 static short
 
-test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses store trl real examples unsloth)
+test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses store quantised trl real examples unsloth)
 
 short all-short: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "not long and not gpu and not system" $(TEST_ARGS)
@@ -92,6 +97,9 @@ all-harnesses: $(INSTALLED)
 
 all-store: $(STORE_INSTALLED)
 	$(STORE)/bin/python -m pytest -m "long(part='store')" $(TEST_ARGS)
+
+all-quantised: $(QUANTISED_INSTALLED)
+	$(QUANTISED)/bin/python -m pytest -m "long(part='quantised')" tests/unit/trainer $(TEST_ARGS)
 
 all-trl: $(TRL_INSTALLED)
 	$(BIN)/pytest -m "long(part='trl')" $(TEST_ARGS)
@@ -138,7 +146,7 @@ unit: $(INSTALLED)
 
 # The database knows PyTorch's release, not its CPU build.
 audit: secrets  ## Whether a locked package has a known weakness (asks a database on the net), or a file holds a key
-	for lock in $(LOCK) $(GPU_LOCK) $(GPU_UNSLOTH_LOCK) $(TRL_LOCK) $(EXAMPLES_LOCK) $(UNSLOTH_LOCK) $(STORE_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
+	for lock in $(LOCK) $(GPU_LOCK) $(GPU_UNSLOTH_LOCK) $(TRL_LOCK) $(EXAMPLES_LOCK) $(UNSLOTH_LOCK) $(STORE_LOCK) $(QUANTISED_LOCK) $(AUDIT_LOCK) $(SYSTEM_LOCK); do \
 		sed 's/^\(torch==[^ +]*\)+cpu/\1/' $$lock > $(AUDIT)/asked.txt && \
 		$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $(AUDIT)/asked.txt || exit 1; done
 
@@ -247,13 +255,15 @@ lock: $(INSTALLED)  ## All locks, CPU, images and GPU hosts: lock what pyproject
 		sh requirements/beside.sh $(BIN) $(LOCK) $(UNSLOTH_LOCK) "Unsloth needs on a CPU" $(LOCK_ARGS)
 	PACKAGES="moto[server],s3fs" OWN="boto3 botocore s3transfer" \
 		sh requirements/beside.sh $(BIN) $(LOCK) $(STORE_LOCK) "the check of the adapter store needs" $(LOCK_ARGS)
+	PACKAGES="bitsandbytes==0.50.2 ; sys_platform == 'linux'" WITHOUT=torch \
+		sh requirements/beside.sh $(BIN) $(LOCK) $(QUANTISED_LOCK) "a quantised base needs" $(LOCK_ARGS)
 	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK) $(LOCK_ARGS)
 	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK) $(LOCK_ARGS)
 	$(BIN)/python requirements/parts.py
 	$(BIN)/python requirements/cuda.py $(BIN)/uv $(LOCK_ARGS)
 
 clean:  ## Remove the environments and what demos left
-	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(EXAMPLES) $(UNSLOTH) $(STORE) $(AUDIT) $(SYSTEM) data/demo
+	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(EXAMPLES) $(UNSLOTH) $(STORE) $(QUANTISED) $(AUDIT) $(SYSTEM) data/demo
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@$(INSTALL) $(VENV) $(LOCK) --ours
@@ -279,6 +289,10 @@ $(EXAMPLES_INSTALLED): $(INSTALLED) $(EXAMPLES_LOCK)
 
 $(STORE_INSTALLED): $(INSTALLED) $(STORE_LOCK)
 	@$(INSTALL) $(STORE) $(STORE_LOCK) --sees $(VENV)
+	@touch $@
+
+$(QUANTISED_INSTALLED): $(INSTALLED) $(QUANTISED_LOCK)
+	@$(INSTALL) $(QUANTISED) $(QUANTISED_LOCK) --sees $(VENV)
 	@touch $@
 
 $(UNSLOTH_INSTALLED): $(INSTALLED) $(UNSLOTH_LOCK)

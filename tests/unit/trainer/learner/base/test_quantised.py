@@ -1,4 +1,7 @@
-"""A base in 4 or 8 bits: the same steps, nearly the same gradient, shared and moved as any other base."""
+"""A base in 4 or 8 bits: the same steps, nearly the same gradient, shared and moved as any other base.
+
+What needs bitsandbytes runs in an environment of its own: `make test-all PART=quantised`.
+"""
 
 import sys
 from collections.abc import Callable
@@ -8,8 +11,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from bitsandbytes.functional import dequantize_4bit, int8_vectorwise_dequant
-from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -23,6 +24,7 @@ from whetstone.memory import model_files
 from whetstone.memory.training import base_bytes
 from whetstone.registry.adapters import OPTIMIZER_STATE
 
+with_bitsandbytes = pytest.mark.long(part="quantised")
 MakeRows = Callable[..., list[Row]]
 WAYS: tuple[Quantisation, ...] = ("nf4", "int8")
 COSINE = {"nf4": 0.8, "int8": 0.99}
@@ -35,6 +37,8 @@ def settings(quantisation: Quantisation = "none", **others: Any) -> TrainerSetti
 
 def layer_of_bitsandbytes(kind: Quantisation, weight: Tensor, bias: Tensor) -> torch.nn.Linear:
     """A layer as transformers leaves it after loading."""
+    from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt, Params4bit
+
     outputs, inputs = weight.shape
     layer: torch.nn.Linear
     if kind == "nf4":
@@ -48,11 +52,15 @@ def layer_of_bitsandbytes(kind: Quantisation, weight: Tensor, bias: Tensor) -> t
 
 
 def widened_by_bitsandbytes(weight: Any) -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit, int8_vectorwise_dequant
+    from bitsandbytes.nn import Params4bit
+
     if isinstance(weight, Params4bit):
         return dequantize_4bit(weight.data, weight.quant_state).float()
     return int8_vectorwise_dequant(weight.data, weight.SCB)
 
 
+@with_bitsandbytes
 @pytest.mark.parametrize(("kind", "own"), [("nf4", Nf4Linear), ("int8", Int8Linear)])
 def test_a_layer_multiplies_with_what_bitsandbytes_makes_of_its_weight(
     kind: Quantisation, own: type[QuantisedLinear]
@@ -80,6 +88,7 @@ def gradient(learner: Learner, rows: list[Row]) -> Tensor:
     return torch.cat([moments[name].flatten() for name in sorted(moments) if name.startswith("exp_avg.")])
 
 
+@with_bitsandbytes
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_steps_gradient_is_nearly_that_of_the_whole_base(
     tiny_model: Path, make_rows: MakeRows, tmp_path: Path, kind: Quantisation
@@ -98,6 +107,7 @@ def test_a_steps_gradient_is_nearly_that_of_the_whole_base(
     assert quantised.learning_rate == exact.learning_rate
 
 
+@with_bitsandbytes
 @pytest.mark.parametrize("kind", WAYS)
 def test_two_policies_share_one_base_that_may_leave_the_device(
     tiny_model: Path, make_rows: MakeRows, kind: Quantisation
@@ -116,6 +126,7 @@ def test_two_policies_share_one_base_that_may_leave_the_device(
     assert frozen[0] == frozen[1]
 
 
+@with_bitsandbytes
 @pytest.mark.parametrize("kind", WAYS)
 def test_the_base_takes_what_is_planned_and_counts_as_whole(kind: Quantisation) -> None:
     model = Learner.fresh(STARTER, settings(kind), seed=1)._model
