@@ -185,6 +185,15 @@ def _compared(members: Sequence[Member], scale: AdvantageScale) -> tuple[dict[st
     return {name: advantage / spread for name, advantage in advantages.items()}, baselines, spread
 
 
+def _groups(members: Iterable[Member]) -> Mapping[str, list[Member]]:
+    """Return the members by group, without those that are alone."""
+    groups: defaultdict[str, list[Member]] = defaultdict(list)
+    for member in members:
+        if not member.alone:
+            groups[member.group_id].append(member)
+    return groups
+
+
 def _by_parts(members: Sequence[Member], by_reward: Mapping[str, float]) -> dict[str, float]:
     """Return the advantages in which groups are compared by the parts of their rewards, where they have any.
 
@@ -193,12 +202,8 @@ def _by_parts(members: Sequence[Member], by_reward: Mapping[str, float]) -> dict
     2601.05242) then subtracts the mean over the step and divides by the standard deviation. Advantages of a group add
     up to 0, so that mean is 0, and only the division is left.
     """
-    groups: defaultdict[str, list[Member]] = defaultdict(list)
-    for member in members:
-        if not member.alone:
-            groups[member.group_id].append(member)
     advantages = dict(by_reward)
-    for among in groups.values():
+    for among in _groups(members).values():
         parts = common_parts({member.trajectory_id: member.parts for member in among})
         if parts is None or any(member.step_rewards for member in among):
             continue
@@ -216,13 +221,9 @@ def _by_turn(members: Sequence[Member], scale: AdvantageScale, spread: float) ->
     reward at the end and equal numbers of turns that is the advantage of the trajectory. Divided as by `divisors`, and
     by `spread`.
     """
-    groups: defaultdict[str, list[Member]] = defaultdict(list)
-    for member in members:
-        if not member.alone:
-            groups[member.group_id].append(member)
     whole = divisor("step", [member.reward for member in members], scale) if scale == "batch" else None
     at_turns: defaultdict[str, dict[int, float]] = defaultdict(dict)
-    for group_id, among in groups.items():
+    for group_id, among in _groups(members).items():
         if not any(member.step_rewards for member in among):
             continue
         by = whole or divisor(f"group {group_id}", [member.reward for member in among], scale)

@@ -37,9 +37,9 @@ def preferred_rows(
         ModelUnusable: the model's files do not name the tokens that end an answer.
     """
     store.take_pairs(claim, wanted)
-    answers, left_out = read_answers(claim, store, replicas, settings, unfit)
-    partial = {example.trajectory_id for example in store.examples(claim) if example.source_id in left_out}
-    first_prompts = {name: own[0].prompt_ids for name, own in answers.items() if name not in partial}
+    read = read_answers(claim, store, replicas, settings, unfit)
+    answers, left_out = read.answers, read.left_out
+    first_prompts = {name: own[0].prompt_ids for name, own in answers.items() if name not in read.incomplete}
     rows: list[Row] = []
     taught: set[str] = set()
     for better, worse in store.pairs(claim):

@@ -2,7 +2,8 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -36,6 +37,18 @@ Waiting = TypeVar("Waiting")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadAnswers:
+    """What the examples of a step are."""
+
+    answers: Mapping[str, Sequence[Answer]]
+    """By trajectory, in turn order."""
+    left_out: dict[str, str]
+    """By example, why it is left out."""
+    incomplete: Set[str]
+    """The trajectories of which an answer is left out."""
+
+
 def imitation(
     claim: Claim,
     wanted: ExampleSelection,
@@ -63,7 +76,8 @@ def example_rows(
     claim: Claim, store: Store, replicas: Replicas, settings: Settings, unfit: Collection[str] = ()
 ) -> StepRows:
     """Return the rows of the examples that the step has taken; see `imitation`."""
-    answers, left_out = read_answers(claim, store, replicas, settings, unfit)
+    read = read_answers(claim, store, replicas, settings, unfit)
+    answers, left_out = read.answers, read.left_out
     store.rendered(claim, [RenderedExample(name, left_out=why) for name, why in left_out.items()])
     rows = [row for trajectory_id, answer in answers.items() for row in rows_for_sft(trajectory_id, answer)]
     count = sum(map(len, answers.values()))
@@ -73,22 +87,24 @@ def example_rows(
 
 def read_answers(
     claim: Claim, store: Store, replicas: Replicas, settings: Settings, unfit: Collection[str]
-) -> tuple[Mapping[str, Sequence[Answer]], dict[str, str]]:
-    """Return the answers of the step's examples by trajectory, and by example why others are left out.
+) -> ReadAnswers:
+    """Return the answers of the step's examples.
 
     vLLM renders those that are still text, once. Raises as `imitation` does.
     """
     _render_missing(claim, store, replicas, settings)
     left_out: dict[str, str] = {}
+    incomplete: set[str] = set()
     answers: defaultdict[str, list[Answer]] = defaultdict(list)
     for example in store.examples(claim):
         most_tokens = 0 if example.trajectory_id in unfit else settings.trainer.max_row_tokens
         answer = example.left_out or _answer(example, most_tokens)
         if isinstance(answer, str):
             left_out[example.source_id] = answer
+            incomplete.add(example.trajectory_id)
         else:
             answers[example.trajectory_id].append(answer)
-    return answers, left_out
+    return ReadAnswers(answers, left_out, incomplete)
 
 
 def without_details(left_out: Mapping[str, str]) -> dict[str, str]:

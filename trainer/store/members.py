@@ -99,8 +99,9 @@ def _with_completions(
     in_order = sorted(members, key=lambda member: (member.group_id, member.trajectory_id))
     ids = [member.trajectory_id for member in in_order]
     scales = _reward_scales(connection, project, ids)
-    step_rewards = {**_step_rewards(connection, project, ids), **read_turn_credit(connection, project, ids)}
     ends = _ends(connection, project, ids)
+    judged_ids = [trajectory_id for trajectory_id, (_, judged) in ends.items() if judged]
+    step_rewards = {**_step_rewards(connection, project, ids), **read_turn_credit(connection, project, judged_ids)}
     parts = {} if learning is None else read_parts(connection, project, ids, learning)
     with_completions = []
     for member in in_order:

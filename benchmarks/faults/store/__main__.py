@@ -110,15 +110,24 @@ class PullerProcess:
                 self.kills += not ended.is_set()
 
 
+def _faulty_store(stack: contextlib.ExitStack, data: Path) -> tuple[int, FaultyRelay]:
+    """Start a store, and what stands before it, until the stack ends; name it to this process and those it starts.
+
+    Return the store's port and the relay.
+    """
+    store_port = stack.enter_context(running_store(data / "store.log"))
+    relay = FaultyRelay(store_port)
+    stack.callback(relay.close)
+    # s3fs reads it.
+    os.environ.update(LOGIN, AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}")
+    return store_port, relay
+
+
 def prove(data: Path, steps: int, kills: int, seed: int, console: Console) -> tuple[dict[str, str], list[str]]:
     """Make the run. Return its figures, and what does not hold."""
     rng = random.Random(seed)
     with contextlib.ExitStack() as stack:
-        store_port = stack.enter_context(running_store(data / "store.log"))
-        relay = FaultyRelay(store_port)
-        stack.callback(relay.close)
-        # For the worker and the puller, whose s3fs reads it.
-        os.environ.update(LOGIN, AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}")
+        store_port, relay = _faulty_store(stack, data)
         settings = _settings(data, seed)
         template = data / "frozen.db"
         _freeze(template, settings, steps)
@@ -192,10 +201,7 @@ def publish_alone(data: Path, versions: int, seed: int) -> tuple[dict[str, str],
     """Make the run without a learner. Return its figures, and what does not hold."""
     rng = random.Random(seed)
     with contextlib.ExitStack() as stack:
-        store_port = stack.enter_context(running_store(data / "store.log"))
-        relay = FaultyRelay(store_port)
-        stack.callback(relay.close)
-        os.environ.update(LOGIN, AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}")
+        store_port, relay = _faulty_store(stack, data)
         settings = _settings(data, seed)
         engine = stack.enter_context(prepared(settings))
         seconds = stack.enter_context(at_random(relay, rng))

@@ -66,7 +66,7 @@ class AdapterCache:
             log.warning("%s was not swept: %s", self._folder, error)
 
     def sweep(self) -> list[Path]:
-        """Remove what the store no longer has and nobody has used for a while. Return the removed folders.
+        """Remove what the store no longer has and no server has used for a while. Return the removed folders.
 
         Raises:
             StoreUnreachable: the store does not answer; nothing was removed.

@@ -1,34 +1,17 @@
 """Steps on rewards that also learn to predict what tools return, with the real learner."""
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 from pydantic import ValidationError
-from sqlalchemy import Engine
 
 from migrations import schema
-from tests.unit.trainer.step.test_step import FakeVllm, Training
+from tests.unit.trainer.step.test_replay import database_kind, training
+from tests.unit.trainer.step.test_step import Training
 from trainer.learner.learner import Learner
 from trainer.step.step import Learners
 from whetstone.config.trainer import TrainerSettings
 
+__all__ = ["database_kind", "training"]
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
-
-
-@pytest.fixture(params=["sqlite"])
-def database_kind(request: pytest.FixtureRequest) -> str:
-    """What is read of tools, test_members.py tests on both databases."""
-    return str(request.param)
-
-
-@pytest.fixture
-def training(engine: Engine, seed: Any, tiny_model: Path, tmp_path: Path) -> Iterator[Training]:
-    with FakeVllm(tiny_model) as fake:
-        training = Training(engine, seed, fake, tmp_path / "data")
-        yield training
-        training.vllm.close()
 
 
 def surprise(training: Training, version: int) -> float:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.trainer.learner.gradient.test_echo import gradient, moved
 from trainer.domain.rows import Row
 from trainer.errors import RowError
 from trainer.learner.learner import Learner
@@ -36,23 +37,6 @@ def past(rows: list[Row], name: str = "past") -> list[Row]:
         )
         for row in rows
     ]
-
-
-def moved(model: Path, rows: list[Row], settings: TrainerSettings) -> Learner:
-    """A learner whose LoRA does something: B is zero at first."""
-    learner = Learner.fresh(model, settings, seed=1)
-    learner.step(rows, 0)
-    return learner
-
-
-def gradient(learner: Learner, rows: list[Row]) -> dict[str, Tensor]:
-    """The gradient of the next step, by parameter."""
-    terms = learner._objective.terms(rows, 0, "grpo")
-    for places in learner._reading.plan(rows):
-        learner._objective.backward(terms, places)
-    own = {name: weight.grad for name, weight in learner._trained.items() if weight.grad is not None}
-    learner._optimizer.zero_grad(set_to_none=True)
-    return own
 
 
 def nll_by_hand(learner: Learner, rows: list[Row]) -> Tensor:

@@ -111,7 +111,7 @@ def test_what_was_altered_in_the_store_is_not_pulled(tmp_path: Path, name: str) 
 
 
 def test_another_adapter_under_its_name_is_not_pulled(tmp_path: Path) -> None:
-    """Whoever can write the store cannot exchange an adapter: the database has the hash."""
+    """Who can write the store cannot exchange an adapter: the database has the hash."""
     first, second = write_adapter(tmp_path / "p@v1"), write_adapter(tmp_path / "p@v2")
     store, _ = faulty_store(tmp_path / "store")
     store.publish(tmp_path / "p@v2")
