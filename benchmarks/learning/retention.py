@@ -43,8 +43,11 @@ PLANTED, ANSWERS = "planted", 64
 """The policy that the program is, and how many of its answers the planted step imitates."""
 LINE = "The copper kettle hums below a paper moon."
 """Its answer to everything: right for no prompt of the suite."""
+SINGLES = 32
+"""Of a harmless step, which takes up to four times as many: what is measured is the gate, twenty times."""
 SETTINGS = {
     **TASK.settings,
+    "trainer__singles_per_step": SINGLES,
     **dict.fromkeys(("gate__max_k3", "gate__max_parent_kl", "gate__max_length_ratio"), 1e12),
     **{"gate__tests": ["retention"], "gate__rollback": False, "trainer__sft_rows_per_update": 8, "proxy__port": 0},
 }
