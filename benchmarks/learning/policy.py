@@ -102,6 +102,15 @@ class LearningPolicy:
             self._ask("step", {"kind": "sft", "from": source, "min_reward": min_reward, "limit": limit})
         self.await_steps(1)
 
+    def learn_from_rewards(self) -> None:
+        """Take a policy-gradient step on what is rewarded.
+
+        Raises:
+            RefusedByProxy: the proxy refuses it.
+        """
+        self._ask("step", {"kind": "grpo"})
+        self.await_steps(1)
+
     def learn_from_words(self, source: str, limit: int) -> None:
         """Take a hindsight step.
 
