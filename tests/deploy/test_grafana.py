@@ -80,7 +80,6 @@ def test_every_figure_of_ours_is_shown_or_watched() -> None:
         "whetstone_dropped_texts", "whetstone_judge_tokens", "whetstone_step_sampled_tokens",
         "whetstone_step_advantage_spread", "whetstone_step_learning_rate", "whetstone_step_seconds",
         "whetstone_step_read_tokens", "whetstone_step_rows", "whetstone_step_state_share", "whetstone_handover_share",
-        "whetstone_spent_usd", "whetstone_spending_cap_usd",
     }  # fmt: skip
 
 
