@@ -4,8 +4,9 @@ Starts the whole stack with SmolLM2-135M-Instruct. As it is, this model names no
 the team that a correction in its prompt names. Larger models do both; it is taught both first, by supervised steps on
 the answers of a program: to a ticket with a note, the noted team, which is one by chance; to one without, a team by
 chance. Nothing of which ticket belongs to which team is in them. That version is the teacher from then on.
-Then examples/tickets/app.py asks and comments on wrong answers ("It should have gone to billing."), and after each
-round a hindsight step is taken. Held-out tickets, without notes, go to the version before the rounds, and to the last.
+Then examples/tickets/app.py asks and comments on each answer ("It should have gone to billing.", "Yes, billing is
+right."), and after each round a hindsight step is taken. Held-out tickets, without notes, go to the version before the
+rounds, and to the last.
 Exit 0 only if the share of right teams rose by POINTS, with certainty; with --shuffle-rewards, where comments are those
 of other tickets, only if it did not.
 `--signals thumbs`: numbers alone, a thumb on each answer, and a policy-gradient step after each round; `--signals
@@ -41,26 +42,26 @@ sys.path.insert(0, str(ROOT / "examples" / "tickets"))
 import tickets
 
 APP = ROOT / "examples" / "tickets" / "app.py"
+TEAMS = [*tickets.SENTENCES]
 FORM = "form"
 """The policy that the program is."""
 ANSWERS = 64
 """Of the program to tickets without a note, and as many to tickets with one, in each supervised step."""
-NOTE = "It should have gone to {team}."
-"""As the app comments."""
 POINTS = 0.15
 """Least gain that counts, as a share: the lower end of its interval."""
 SETTINGS = {
     "proxy__port": 0,
     "groups__prompt_window_s": 0,  # each ticket stands alone
     "trainer__sft_rows_per_update": 16,
+    "trainer__updates_per_step": 2,
 }
 
 
 def _named(messages: list[dict[str, Any]]) -> str:
     """Return the team that the ticket's note names; without a note one by chance, the same for the same ticket."""
     ticket = messages[-1]["content"]
-    noted = (team for team in tickets.SENTENCES if NOTE.format(team=team) in ticket)
-    return next(noted, random.Random(ticket).choice([*tickets.SENTENCES]))
+    noted = (team for team in TEAMS if any(tickets.comment(team, is_right=right) in ticket for right in (True, False)))
+    return next(noted, random.Random(ticket).choice(TEAMS))
 
 
 def _ask_with_notes(stack: Stack, seed: int) -> None:
@@ -69,7 +70,7 @@ def _ask_with_notes(stack: Stack, seed: int) -> None:
     with OpenAI(base_url=f"{stack.proxy_url}/v1", api_key="none", max_retries=0) as client:
         for number in range(ANSWERS):
             text, _ = tickets.ticket("train", seed, number)
-            note = NOTE.format(team=rng.choice([*tickets.SENTENCES]))
+            note = tickets.comment(rng.choice(TEAMS), is_right=rng.random() < 0.5)
             messages = with_correction(tickets.messages(text), note, TEMPLATE)
             client.chat.completions.create(model=FORM, messages=messages, max_tokens=4)
 

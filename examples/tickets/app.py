@@ -54,8 +54,9 @@ class App:
             thumb = {"completion_id": answer.id, "thumbs": "up" if self.thinks(liked) else "down", "final": True}
             await self.client.post("/feedback", body=thumb, cast_to=object)
             self.counts["thumbs"] += 1
-        if train and not liked and self.random.random() < self.args.comments:
-            comment = {"completion_id": answer.id, "comment": self.says(f"It should have gone to {team}.")}
+        if train and self.random.random() < self.args.comments:
+            words = tickets.comment(team, is_right=liked)
+            comment = {"completion_id": answer.id, "comment": self.says(words)}
             await self.client.post("/feedback", body=comment, cast_to=object)
             self.counts["comments"] += 1
 
@@ -80,7 +81,7 @@ async def main() -> None:
     parser.add_argument("--questions", type=int, default=300, help="how many to ask; 0: until SIGTERM or SIGINT")
     parser.add_argument("--attempts", type=int, default=1, help="how often each ticket is asked, one after the other")
     parser.add_argument("--thumbs", type=float, default=0.3, help="share of training answers that get a thumb")
-    parser.add_argument("--comments", type=float, default=0, help="share of wrong training answers that get a comment")
+    parser.add_argument("--comments", type=float, default=0, help="share of training answers that get a comment")
     parser.add_argument("--connections", type=int, default=16, help="most questions in flight at once")
     parser.add_argument("--pause-s", type=float, default=0, help="how long a connection rests after each ticket")
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks the same tickets in the same order")

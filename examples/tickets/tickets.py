@@ -114,3 +114,8 @@ def ticket(split: Split, seed: int, number: int) -> tuple[str, str]:
 def is_right(answer: str, team: str) -> bool:
     """Return whether an answer names the team and nothing else; a full stop and capitals do not matter."""
     return answer.strip().rstrip(".").lower() == team
+
+
+def comment(team: str, *, is_right: bool) -> str:
+    """Return what the reader of an answer writes about it: which team was right."""
+    return f"Yes, {team} is right." if is_right else f"It should have gone to {team}."
