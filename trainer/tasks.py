@@ -108,7 +108,13 @@ def step() -> None:
     try:
         # No two projects have a policy of the same name.
         of = {policy: project for project in _projects() for policy in project.store.policies()}
-        rounds(sorted(of), lambda policy: _go_on(of[policy], policy), _tidy, lambda policy: _take(of[policy], policy))
+        rounds(
+            sorted(of),
+            lambda policy: _go_on(of[policy], policy),
+            _tidy,
+            lambda policy: _take(of[policy], policy),
+            settings.trainer.policies_at_once,
+        )
     except DBAPIError as error:
         # An interrupted step is taken over when its lease ends.
         log.warning("the database did not answer, the next sweep tries again: %s", str(error.orig).strip())

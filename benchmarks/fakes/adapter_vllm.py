@@ -17,6 +17,7 @@ from benchmarks.fakes.json_server import Handler, Server
 from benchmarks.fakes.wire import CHAT, DONE, Answer, Call, Token
 from trainer.learner.learner import Learner
 from whetstone.config.settings import Settings, load
+from whetstone.domain.ids import version_id
 
 COMPLETION_IDS = [5, 9, 11, 7]
 RESPONSE_TIME_S = 0.05
@@ -38,7 +39,8 @@ class AdapterVllm(Server):
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Return status and JSON; bytes are the events of a stream."""
-        learners = {self._settings.served_name: self._base, **self._adapters}
+        bases = {version_id(policy, 0): self._base for policy in self._settings.all_trained}
+        learners = {**bases, **self._adapters}
         if path == CHAT and body["model"] in learners:
             call = Call(path, "adapter", body, streamed=body.get("stream") is True)
             answer = Answer(call, *self._dice.choice(self._chat_answers))

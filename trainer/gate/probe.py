@@ -13,7 +13,7 @@ and read is bounded by a share of the step's time (`gate.probe_share`).
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -206,7 +206,7 @@ def run_probe(
                 "tool_calls": speakers.chat(threads, chats, parent=False),
                 "parent_tool_calls": speakers.chat(threads, chats, parent=True),
             }
-            return _measured(speakers, claim, learner, step, called, gate, phases.renew)
+            return _measured(speakers, claim, learner, step, called, gate, phases)
     except VllmRefused as error:
         if error.status == NOT_LOADED or not vllm.healthy():
             raise VllmDown(f"it went away, and with it what it had loaded: {error}") from error
@@ -220,31 +220,35 @@ def _measured(
     step: SteppedRows,
     called: Mapping[str, Sequence[Future[bool | None]]],
     gate: GateSettings,
-    renew: Callable[[], None],
+    phases: Phases,
 ) -> Probe:
+    renew = phases.renew
     in_step = from_rows(step.rows, claim.version_in, TOKENS)
     prompts = speakers.as_many_as_fit(in_step.common_prompts(MOST_PROMPTS) or _first_prompts(step.rows))
     before = in_step.to(set(prompts))
     most, length = (before.longest(TOKENS, learner.ends), before.length) if before.answers else (TOKENS, TOKENS)
     noise = step.mismatch_k3 if tokens_like_the_probes(step.rows, claim.version_in) >= PARENT_TOKENS else None
-    began = time.monotonic()
+    reading_s = 0.0
     for draw in range(DRAWS):
         own = speakers.sample(prompts, draw, most, length, parent=False)
         renew()
         if noise is None or len(before.answers) < PARENT_ANSWERS:
             before = speakers.sample(prompts, draw, most, length, parent=True)
             renew()
-        if noise is None:
-            with learner.as_version(claim.adapter_in):
-                noise = mean_k3(before.logprobs, before.read_by(learner))
-        served, moved = _compared(own, before, noise, learner)
+        with phases.computing():
+            began = time.monotonic()
+            if noise is None:
+                with learner.as_version(claim.adapter_in):
+                    noise = mean_k3(before.logprobs, before.read_by(learner))
+            served, moved = _compared(own, before, noise, learner)
+            reading_s += time.monotonic() - began
         why_not = served.why_not(gate.max_k3, learner.quantisation)
         if why_not is None:
             break
         log.warning("step %s: draw %d of %d: %s", claim.id, draw + 1, DRAWS, why_not)
         noise = None  # the next draw samples both
         renew()
-    took = {"sampling_s": speakers.sampling_s, "reading_s": time.monotonic() - began - speakers.sampling_s}
+    took = {"sampling_s": speakers.sampling_s, "reading_s": reading_s}
     calls = {name: [call for chat in chats if (call := chat.result()) is not None] for name, chats in called.items()}
     renew()
     figures = {

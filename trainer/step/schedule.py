@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from sqlalchemy.exc import DBAPIError
 
@@ -17,11 +19,12 @@ def rounds(
     go_on: Callable[[str], object],
     tidy: Callable[[], object],
     take: Callable[[str], bool],
+    at_once: int = 1,
 ) -> None:
     """Continue tests, remove old adapters, take one step of each policy; repeat while any step was taken.
 
     So a policy that always has a next step delays neither the other policies nor its own tests. An error in one policy
-    does not stop the others.
+    does not stop the others. `at_once`: policies whose steps are taken at the same time, each in a thread.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database is unreachable.
@@ -31,7 +34,11 @@ def rounds(
         for policy in policies:
             _guarded(policy, go_on)
         tidy()
-        taken = [_guarded(policy, take) for policy in policies]
+        if at_once == 1:
+            taken = [_guarded(policy, take) for policy in policies]
+            continue
+        with ThreadPoolExecutor(at_once, thread_name_prefix="step") as threads:
+            taken = list(threads.map(partial(_guarded, act=take), policies))
 
 
 def _guarded(policy: str, act: Callable[[str], object]) -> bool:

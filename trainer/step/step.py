@@ -19,7 +19,7 @@ from trainer.domain.figures import step_columns
 from trainer.domain.measured import versions_to_measure
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Row
-from trainer.domain.timing import Phases
+from trainer.domain.timing import Device, Phases
 from trainer.errors import AdapterMismatch, DeviceBusy, LeaseLost, NotFinite, OutOfMemory, RowsDoNotFit, TeacherUnusable
 from trainer.gate.answers import SteppedRows
 from trainer.gate.candidate_probe import load_and_probe
@@ -72,6 +72,8 @@ class Learners:
         offload = settings.vllm.shares_device if trainer.offload is None else trainer.offload
         self._settings = settings.model_copy(update={"trainer": trainer.model_copy(update={"offload": offload})})
         self._warm: dict[str, tuple[int, Learner]] = {}
+        self.device = Device() if trainer.policies_at_once > 1 else None
+        """What the steps share that are taken at the same time; None: one after the other."""
         self.denied: Counter[str] = Counter()
         """How often in a row a policy did not get the accelerator, or not enough of its memory."""
         self.unreadable: set[str] = set()
@@ -138,7 +140,7 @@ def _take_claimed(
         store.renew(claim, lease_s)
         pause.renew()
 
-    phases = Phases(renew)
+    phases = Phases(renew, learners.device, lease_s)
     rows: tuple[Row, ...] = ()
     try:
         with phases.phase("read"):
@@ -152,7 +154,7 @@ def _take_claimed(
         if not rows:
             return _nothing_to_learn(claim, taught, store, phases)
         reference = _reference(claim, store, settings.trainer)
-        with pause.hold(renew):
+        with phases.computing(), pause.hold(renew):
             with phases.phase("model"):
                 learner = learners.take(claim)
             if any(row.constrained for row in rows):

@@ -232,7 +232,12 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _device_of_a_sharded_base(self) -> Self:
+    def _device_of_steps(self) -> Self:
+        if self.trainer.policies_at_once > 1 and self.vllm.shares_device:
+            raise ValueError(
+                "vLLM sleeps while one policy's step computes, and could not probe another's candidate: set "
+                "trainer.policies_at_once to 1, or vllm.shares_device to false"
+            )
         if self.trainer.sharding == "fsdp" and self.vllm.shares_device:
             raise ValueError(
                 "trainer.sharding is fsdp, and a sharded base model stays on its devices, so vLLM cannot have them "

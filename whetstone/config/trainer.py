@@ -196,6 +196,10 @@ class TrainerSettings(Section):
     """A trajectory with a longer row is not trained on (`too_long`)."""
     processes: int = Field(1, ge=1)
     """Processes of one step, each with its own device, launched by accelerate."""
+    policies_at_once: int = Field(1, ge=1)
+    """Policies whose steps a worker takes at the same time: they compute in turns, while the candidates of the others
+    are loaded, probed and promoted together. Needs one process and a device that vLLM does not share; each holds the
+    rows of its step in memory. `vllm.max_loras` bounds how many adapters vLLM answers with at once."""
     sharding: Literal["none", "fsdp"] = "none"
     """`fsdp` divides the base model among the `processes`, where it is too large for one device; each layer is gathered
     while it computes. `none`: each process has all of it."""
@@ -290,6 +294,11 @@ class TrainerSettings(Section):
             )
         if self.processes > 1 and self.backend != "hf":
             raise ValueError(f"backend {self.backend} takes one process: set processes to 1, or backend to hf")
+        if self.policies_at_once > 1 and self.processes > 1:
+            raise ValueError(
+                f"the {self.processes} processes of a step take one policy at a time: set policies_at_once to 1, or "
+                "processes to 1"
+            )
         self._check_sharding()
         return self
 

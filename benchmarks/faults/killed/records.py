@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, select
 from benchmarks.kit.harness import present
 from migrations import schema
 from whetstone.config.settings import Settings
+from whetstone.domain.ids import version_id
 from whetstone.registry.adapters import MANIFEST, OPTIMIZER_STATE, AdapterDamaged, verify
 
 GROUPS_PER_STEP, SIZE, TURNS = 3, 4, 2
@@ -24,28 +25,35 @@ Speak = Callable[[list[int], list[int]], list[float]]
 
 
 def freeze(engine: Engine, settings: Settings, steps: int, speak: Speak) -> None:
-    """Write a policy that trains, and scored groups for `steps` steps, all sampled by version 0."""
+    """Write the policies, which train, and scored groups for `steps` steps of each, all sampled by version 0."""
     rng = random.Random(settings.seed)
     began = datetime.now(UTC) - timedelta(hours=1)
     with engine.begin() as connection:
-        of_project = {"project": settings.project, "created_at": began}
         connection.execute(schema.projects.insert().values(id=settings.project, created_at=began))
-        policy = {
-            "base_model": settings.served_name, "model_path": settings.model, "live_version": 0, "next_version": 1,
-            "next_step": 1, "state": "training",
-        }  # fmt: skip
-        connection.execute(schema.policies.insert().values(id=settings.policy, **of_project, **policy))
-        version = {"policy": settings.policy, "version": 0, "state": "live", "served": True, "promoted_at": began}
-        connection.execute(schema.policy_versions.insert().values(id=settings.served_name, **of_project, **version))
-        for number in range(steps * GROUPS_PER_STEP):
-            # They are taken in this order.
-            _group(connection, settings, f"g{number:03d}", began + timedelta(seconds=number), rng, speak)
+        for policy in settings.trained:
+            _policy(connection, settings, policy, began)
+            for number in range(steps * GROUPS_PER_STEP):
+                name = f"g{number:03d}" if policy == settings.policy else f"{policy}-g{number:03d}"
+                ours = {"project": settings.project, "policy": policy}
+                # They are taken in this order.
+                _group(connection, ours, name, began + timedelta(seconds=number), rng, speak)
+
+
+def _policy(connection: Connection, settings: Settings, policy: str, at: datetime) -> None:
+    of_project, name = {"project": settings.project, "created_at": at}, version_id(policy, 0)
+    columns = {
+        "base_model": name, "model_path": settings.model, "live_version": 0, "next_version": 1, "next_step": 1,
+        "state": "training",
+    }  # fmt: skip
+    connection.execute(schema.policies.insert().values(id=policy, **of_project, **columns))
+    version = {"policy": policy, "version": 0, "state": "live", "served": True, "promoted_at": at}
+    connection.execute(schema.policy_versions.insert().values(id=name, **of_project, **version))
 
 
 def _group(
-    connection: Connection, settings: Settings, name: str, at: datetime, rng: random.Random, speak: Speak
+    connection: Connection, of_policy: dict[str, str], name: str, at: datetime, rng: random.Random, speak: Speak
 ) -> None:
-    ours = {"project": settings.project, "policy": settings.policy, "created_at": at}
+    ours = {**of_policy, "created_at": at}
     group = {"formed_by": "header", "state": "scored", "size": SIZE, "rewarded": SIZE, "compared_with": "group"}
     connection.execute(schema.groups.insert().values(id=name, closed_at=at, **ours, **group))
     for member in range(SIZE):

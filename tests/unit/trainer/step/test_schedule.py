@@ -1,5 +1,7 @@
 """The order of a sweep, with what it calls written down."""
 
+import threading
+
 import pytest
 from sqlalchemy.exc import OperationalError
 
@@ -54,3 +56,39 @@ def test_a_database_that_is_away_ends_the_sweep() -> None:
     with pytest.raises(OperationalError):
         worker.sweep()
     assert worker.calls == ["tests of a", "tests of b", "tidy"]
+
+
+def test_steps_of_several_policies_are_taken_at_the_same_time() -> None:
+    both, taken = threading.Barrier(2, timeout=30), set()
+
+    def take(policy: str) -> bool:
+        if policy in taken:
+            return False
+        both.wait()  # breaks where one would be taken after the other
+        taken.add(policy)
+        return True
+
+    rounds(["a", "b"], lambda _: None, lambda: None, take, at_once=2)
+    assert taken == {"a", "b"} and not both.broken
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_an_error_of_one_policy_stops_no_other_however_many_are_taken_at_once(at_once: int) -> None:
+    taken = []
+
+    def take(policy: str) -> bool:
+        if policy == "a":
+            raise KeyError("x")
+        taken.append(policy)
+        return False
+
+    rounds(["a", "b"], lambda _: None, lambda: None, take, at_once)
+    assert taken == ["b"]
+
+
+def test_a_database_that_is_away_ends_a_sweep_of_several_at_once() -> None:
+    def take(policy: str) -> bool:
+        raise OperationalError("SELECT", None, Exception("away"))
+
+    with pytest.raises(OperationalError):
+        rounds(["a", "b"], lambda _: None, lambda: None, take, at_once=2)

@@ -30,6 +30,14 @@ def test_the_file_beats_the_default_the_environment_the_file_and_the_command_lin
         ({"WHETSTONE_SEED": "1", "WHETSTONE_SEED__X": "1"}, "seed"),
         ({"WHETSTONE_TRAINER__LEARNING_RATE": "nan"}, "learning_rate"),
         ({"WHETSTONE_TRAINER__GROUPS_PER_STEP": "40"}, "no step would ever be due"),
+        (
+            {"WHETSTONE_TRAINER__POLICIES_AT_ONCE": "2", "WHETSTONE_TRAINER__PROCESSES": "2"},
+            "take one policy at a time: set policies_at_once to 1",
+        ),
+        (
+            {"WHETSTONE_TRAINER__POLICIES_AT_ONCE": "2", "WHETSTONE_VLLM__SHARES_DEVICE": "true"},
+            r"set trainer\.policies_at_once to 1, or vllm\.shares_device to false",
+        ),
         ({"WHETSTONE_ADAPTERS__STORE": "s4://bucket"}, "s3://bucket/prefix"),
         ({"WHETSTONE_ADAPTERS__STORE": "s3://"}, "s3://bucket/prefix"),
         ({"WHETSTONE_ADAPTERS__STORE": "/mnt/adapters"}, "file:///folder"),
