@@ -45,7 +45,7 @@ COMPUTING = ("model", "measure", "train")
 
 
 @dataclass(frozen=True)
-class Taken:
+class PolicySteps:
     """A step of each policy."""
 
     seconds: float
@@ -83,7 +83,7 @@ def settings_of(data: Path, policies: int, at_once: int, seed: int, model: str |
     )
 
 
-def take(settings: Settings, url: str, template: Path) -> Taken:
+def take(settings: Settings, url: str, template: Path) -> PolicySteps:
     """Take all steps that are due, on a copy of the database."""
     settings.data.mkdir(parents=True)
     shutil.copyfile(template, settings.data / "whetstone.db")
@@ -107,7 +107,7 @@ def take(settings: Settings, url: str, template: Path) -> Taken:
     engine.dispose()
     by_phase = {name: sum(one.get(name, 0.0) for one in phases) for name in {name for one in phases for name in one}}
     by_phase["read by the probe"] = sum(probe["reading_s"] for probe in probes)
-    return Taken(
+    return PolicySteps(
         seconds=seconds,
         computing_s=sum(by_phase.get(name, 0.0) for name in (*COMPUTING, "read by the probe")),
         by_phase=by_phase,
@@ -126,7 +126,7 @@ def prove(args: Any, data: Path, console: Console) -> tuple[dict[str, Any], list
     engine.dispose()
     console.print(f"[dim]{args.policies} policies have {GROUPS_PER_STEP} groups each[/dim]")
     started = running_adapter_vllm(common) if args.fake else running_vllms(data / "logs", {"vllm": common})
-    taken: dict[str, list[Taken]] = {"in turns": [], "together": []}
+    taken: dict[str, list[PolicySteps]] = {"in turns": [], "together": []}
     with started as urls:
         url = urls if isinstance(urls, str) else urls[0]
         for number in range(args.rounds + 1):
@@ -150,7 +150,7 @@ def _unload(url: str) -> None:
             control.unload(name)
 
 
-def _figures(args: Any, taken: dict[str, list[Taken]], console: Console) -> tuple[dict[str, Any], list[str]]:
+def _figures(args: Any, taken: dict[str, list[PolicySteps]], console: Console) -> tuple[dict[str, Any], list[str]]:
     medians = {
         name: {
             "seconds": statistics.median(one.seconds for one in each),

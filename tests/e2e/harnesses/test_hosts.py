@@ -27,7 +27,7 @@ def test_two_hosts_without_a_shared_folder_serve_and_train_and_one_can_be_lost(t
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-class Named(Server):
+class NameServer(Server):
     """Answers with its name."""
 
     def __init__(self, name: str) -> None:
@@ -42,16 +42,16 @@ class Named(Server):
 
 
 class _Handler(Handler):
-    server: Named
+    server: NameServer
 
     def respond(self, body: dict[str, object]) -> None:
         self.whole(200, {"name": self.server.name})
 
 
 @pytest.fixture
-def proxies() -> Iterator[list[Named]]:
+def proxies() -> Iterator[list[NameServer]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(Named(name)) for name in ("a", "b")]
+        yield [stack.enter_context(NameServer(name)) for name in ("a", "b")]
 
 
 def ask(connection: http.client.HTTPConnection) -> str:
@@ -59,7 +59,7 @@ def ask(connection: http.client.HTTPConnection) -> str:
     return connection.getresponse().read().decode()
 
 
-def test_connections_go_to_the_proxies_in_turns_and_are_counted(proxies: list[Named]) -> None:
+def test_connections_go_to_the_proxies_in_turns_and_are_counted(proxies: list[NameServer]) -> None:
     balancer = Balancer([proxy.address for proxy in proxies])
     with balancer.running():
         port = urlsplit(balancer.url).port
@@ -72,7 +72,7 @@ def test_connections_go_to_the_proxies_in_turns_and_are_counted(proxies: list[Na
             await_true(lambda proxy=proxy: balancer.connections(proxy.address) == 0, "all are closed", 10)
 
 
-def test_a_proxy_that_cannot_be_reached_is_left_out(proxies: list[Named]) -> None:
+def test_a_proxy_that_cannot_be_reached_is_left_out(proxies: list[NameServer]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         balancer = Balancer([closed.getsockname(), proxies[0].address])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.learning.policies import Taken, _figures
+from benchmarks.learning.policies import PolicySteps, _figures
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,8 +24,8 @@ def test_steps_of_three_policies_leave_the_same_adapters_in_turns_and_together(t
     assert "a step of each of 3 policies" in run.stdout and "wait" in run.stdout
 
 
-def taken(seconds: float, computing_s: float, **adapters: bytes) -> Taken:
-    return Taken(seconds, computing_s, {"train": computing_s}, adapters)
+def taken(seconds: float, computing_s: float, **adapters: bytes) -> PolicySteps:
+    return PolicySteps(seconds, computing_s, {"train": computing_s}, adapters)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def taken(seconds: float, computing_s: float, **adapters: bytes) -> Taken:
         (taken(5, 4, a=b"1"), "promoted were [1, 2] of 2"),
     ],
 )
-def test_what_does_not_hold_is_reported(together: Taken, fault: str | None) -> None:
+def test_what_does_not_hold_is_reported(together: PolicySteps, fault: str | None) -> None:
     args = argparse.Namespace(policies=2, fake=False)
     runs = {"in turns": [taken(10, 5, a=b"1", b=b"2")], "together": [together]}
     _, faults = _figures(args, runs, Console(quiet=True))
