@@ -10,8 +10,10 @@ Needs s3fs and moto[server]. Loopback only.
 
 import contextlib
 import os
+import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,21 +23,24 @@ from rich.console import Console
 from benchmarks.faults.hosts.balancer import Balancer
 from benchmarks.faults.hosts.host import Host, Ports, await_true
 from benchmarks.faults.store.__main__ import BUCKET, LOGIN, PREFIX, running_store
-from benchmarks.kit.check import figures_table, verdict
+from benchmarks.kit.check import counted, figures_table, verdict
 from benchmarks.kit.harness import opened, prepared, present
 from benchmarks.kit.options import parser_of
 from benchmarks.kit.postgres import Postgres
 from benchmarks.kit.process import ROOT, running_broker
 from benchmarks.learning.policy import LearningPolicy
-from whetstone.config.settings import Settings, load
+from whetstone.config.settings import BOOTSTRAP_VARIABLE, Settings, load
 from whetstone.demo.agent_process import app, report_of
 from whetstone.domain import stats
+from whetstone.registry.api_key_store import ensure_bootstrap
 from whetstone.stack.stack import Stack, free_ports
 from whetstone.stack.supervisor import Supervisor
 
 AGENT = ROOT / "whetstone" / "demo" / "tictactoe" / "agent.py"
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
-AGENT_OPTIONS = ("--games", "0", "--connections", "16", "--pause-s", "0.25")
+KEY = secrets.token_hex(32)
+"""The proxies can be reached from other machines, so they ask for a key."""
+AGENT_OPTIONS = ("--api-key", KEY, "--games", "0", "--connections", "16", "--pause-s", "0.25")
 SETTLES_S = 10.0
 """After a loss: what was in flight has failed by then."""
 
@@ -51,14 +56,14 @@ class Run:
         self.hosts, self.balancer, self.console = hosts, balancer, console
         # Each host has a supervisor of its own.
         self.stack = Stack(hosts[0].settings, Supervisor(settings.data / "logs"), balancer.url)
-        self.policy = LearningPolicy(self.stack, AGENT, _figures, console)
+        self.policy = LearningPolicy(self.stack, AGENT, _figures, console, ["--api-key", KEY])
         self.lost: list[tuple[str, int, int, float]] = []
         """Host, failed requests, most that were in flight there, seconds until it served the live version again."""
         self.faults: list[str] = []
 
-    def train(self, steps: int) -> None:
+    def train(self, steps: int, seed: int) -> None:
         """Let the agent play until so many more steps have ended."""
-        with app(self.stack, AGENT, ["--seed", str(self.stack.settings.seed), *AGENT_OPTIONS]) as agent:
+        with app(self.stack, AGENT, ["--seed", str(seed), *AGENT_OPTIONS]) as agent:
             self.policy.await_steps(steps, agent)
             agent.terminate()
             report = report_of(agent, self.stack)
@@ -68,7 +73,7 @@ class Run:
     def lose(self, host: Host) -> None:
         """Kill a host while the agent plays; have it come back, and serve the live version."""
         address = (host.address, host.ports.proxy)
-        with app(self.stack, AGENT, ["--seed", str(len(self.lost) + 1), *AGENT_OPTIONS]) as agent:
+        with app(self.stack, AGENT, ["--seed", str(len(self.lost)), *AGENT_OPTIONS]) as agent:
             await_true(lambda: self.balancer.connections(address) > 0, "a request is on the host", 60)
             time.sleep(SETTLES_S)
             in_flight = self.balancer.connections(address)
@@ -122,7 +127,7 @@ def prove(data: Path, steps: int, games: int, seed: int, console: Console) -> tu
             adapters__store=f"s3://{BUCKET}/{PREFIX}",
             adapters__puller_port=puller_port,
         )
-        stack.enter_context(prepared(settings))
+        engine = stack.enter_context(prepared(settings))
         hosts = []
         for place, (address, of_host) in enumerate(zip(ADDRESSES, each, strict=True)):
             folder = data / f"host{place + 1}"
@@ -130,6 +135,7 @@ def prove(data: Path, steps: int, games: int, seed: int, console: Console) -> tu
             host = Host(address, settings.model_copy(update={"data": folder}), of_host, works=place == 0)
             stack.callback(host.supervisor.stop)
             hosts.append(host)
+        ensure_bootstrap(engine, hosts[0].settings, {BOOTSTRAP_VARIABLE: KEY})
         for host in hosts:
             host.start_serving()
         for host in hosts:
@@ -142,10 +148,10 @@ def prove(data: Path, steps: int, games: int, seed: int, console: Console) -> tu
         stack.enter_context(balancer.running())
         run = Run(hosts, balancer, settings, console)
         run.policy.set_state("training")
-        run.train(steps // 2)
+        run.train(steps // 2, seed=2)
         for host in reversed(hosts):
             run.lose(host)
-        run.train(steps - steps // 2)
+        run.train(steps - steps // 2, seed=3)
         run.policy.set_state("paused")
         before, after = run.measure(games)
         strangers = [
@@ -155,11 +161,11 @@ def prove(data: Path, steps: int, games: int, seed: int, console: Console) -> tu
             if not folder.is_relative_to(host.settings.data)
         ]
         versions = [len(host.loaded) for host in hosts]
-        promoted = sum(step["state"] == "promoted" for step in run.policy.steps)
+        states = Counter(step["state"] for step in run.policy.steps)
         failed = run.policy.failed_requests
     won, gain = [stats.share(each) for each in (before, after)], stats.gain(before, after)
     return {
-        "steps, of them promoted": f"{len(run.policy.steps)}, {promoted}",
+        "steps": counted(states),
         "held-out games won": f"{won[0].mean:.1%} -> {won[1].mean:.1%}",
         "gain": f"{gain.mean:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})",
         **{
