@@ -61,7 +61,7 @@ SYSTEM := .venv-system
 SYSTEM_INSTALLED := $(SYSTEM)/.installed
 SYSTEM_LOCK := requirements/system.lock
 
-.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench watched instructions scale pages retention soak fuzz thumbs warm judged killed outage operating chaos adapter-store swaps gate real example clients steps beside-trl docs site lock install clean
+.PHONY: help demo test test-all short $(addprefix all-,$(PARTS)) test-gpu gpu gpu-driver gpu-rehearsal gpu-install gpu-unsloth-install test-system check audit secrets static unit fix serve bench watched instructions scale pages retention soak fuzz thumbs warm judged killed outage operating chaos adapter-store hosts swaps gate real example clients steps beside-trl docs site lock install clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -223,6 +223,9 @@ chaos: $(INSTALLED)  ## Whether kill -9 of any process loses or doubles anything
 # moto and s3fs: an environment of its own that sees the packages of the first.
 adapter-store: $(STORE_INSTALLED)  ## Whether a faulty object store leaves a version half published or half live: 20 versions; ten minutes; STORE_ARGS="--alone": without a learner, two
 	$(STORE)/bin/python -W ignore -m benchmarks.faults.store $(STORE_ARGS)
+
+hosts: $(STORE_INSTALLED)  ## Whether two hosts without a shared folder serve and train, and each can be lost: ten minutes; HOSTS_ARGS="--steps 32"
+	$(STORE)/bin/python -W ignore -m benchmarks.faults.hosts $(HOSTS_ARGS)
 
 swaps: $(INSTALLED)  ## Whether swaps of adapters are felt: 50 under load, vLLM killed, one of two refuses; ten minutes
 	$(BIN)/python -m benchmarks.swaps $(SWAPS_ARGS)
