@@ -9,6 +9,7 @@ MOST of what it is in turns. Medians of `--rounds`. Loopback only.
 """
 
 import json
+import os
 import shutil
 import statistics
 import sys
@@ -125,6 +126,7 @@ def prove(args: Any, data: Path, console: Console) -> tuple[dict[str, Any], list
     freeze(engine, common, 1, base.logprobs)
     engine.dispose()
     console.print(f"[dim]{args.policies} policies have {GROUPS_PER_STEP} groups each[/dim]")
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # it empties its cache of prefixes then
     started = running_adapter_vllm(common) if args.fake else running_vllms(data / "logs", {"vllm": common})
     taken: dict[str, list[PolicySteps]] = {"in turns": [], "together": []}
     with started as urls:
