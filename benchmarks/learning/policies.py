@@ -69,6 +69,7 @@ def settings_of(data: Path, policies: int, at_once: int, seed: int, model: str |
     trainer = {
         **dict.fromkeys(("groups_per_step", "max_groups_per_step", "min_groups_per_step"), GROUPS_PER_STEP),
         "keep_served": 0,
+        "learning_rate": 1e-4,  # rewards are random: at the starter's own rate some candidates are too far to promote
         "device": "cpu",
         "policies_at_once": at_once,
     }
