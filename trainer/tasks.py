@@ -1,6 +1,7 @@
 """The training worker, `celery -A trainer.tasks worker`: one task at a time. `trainer.step.step` takes the steps."""
 
 import logging
+import threading
 from datetime import UTC, datetime
 from functools import cache
 
@@ -36,6 +37,8 @@ settings = load()
 app = celery_app("trainer", settings)
 sweep_every(app, STEP, settings.sweep_s)
 learners = Learners(settings)
+_telling = threading.Lock()
+"""Steps of several policies may end at the same time, and not every sink can be written to from two threads."""
 
 
 @cache
@@ -82,7 +85,8 @@ def _tell(project: Project, policy: str, before: EndedStep | None) -> None:
     """Report the last ended step to the sinks, if it has ended since `before`."""
     ended = _ended(project, policy)
     if ended is not None and ended != before:
-        _sinks().tell(ended)
+        with _telling:
+            _sinks().tell(ended)
 
 
 @celeryd_init.connect

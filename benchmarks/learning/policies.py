@@ -8,7 +8,6 @@ Exit 0 only if each policy's adapter is the same bit for bit in both, all were p
 MOST of what it is in turns. Medians of `--rounds`. Loopback only.
 """
 
-import json
 import os
 import shutil
 import statistics
@@ -28,7 +27,7 @@ from benchmarks.kit.check import verdict
 from benchmarks.kit.harness import opened, present
 from benchmarks.kit.options import parser_of
 from benchmarks.kit.process import borrowed_vllm, running_adapter_vllm, running_vllms
-from benchmarks.real.report import circumstances
+from benchmarks.real.report import circumstances, options_of, write
 from migrations import schema
 from migrations.run import upgrade
 from trainer.learner.learner import ADAPTER_WEIGHTS, Learner
@@ -184,7 +183,7 @@ def _figures(args: Any, taken: dict[str, list[PolicySteps]], console: Console) -
     }  # fmt: skip
     figures = {
         **circumstances(),
-        "options": {name: value for name, value in vars(args).items() if name not in ("data", "json")},
+        "options": options_of(args),
         "medians": medians,
         "share": share,
         "different_adapters": len(different),
@@ -218,7 +217,7 @@ def main() -> int:
     with opened("policies", args.data) as (data, console):
         figures, faults = prove(args, data, console)
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=1, default=str) + "\n")
+        write(args.json, figures)
     return verdict(faults, console)
 
 

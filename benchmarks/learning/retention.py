@@ -26,7 +26,7 @@ from benchmarks.kit.harness import opened, present
 from benchmarks.kit.model import fetched
 from benchmarks.kit.options import parser_of
 from benchmarks.learning.policy import LearningPolicy
-from benchmarks.real.report import circumstances
+from benchmarks.real.report import circumstances, options_of, steps_of, write
 from benchmarks.real.task import MICRO_BATCH_TOKENS
 from benchmarks.real.tasks import TASKS
 from benchmarks.real.training import line_of
@@ -134,10 +134,14 @@ def main() -> int:
     seconds = round(time.monotonic() - began, 1)
     console.print(f"{before} live before the planted step, {after} after it; {seconds:.0f} s", highlight=False)
     if args.json:
-        chosen = {name: value for name, value in vars(args).items() if name not in ("data", "json")}
-        figures = {**circumstances(), "options": chosen, "base_right": shares, "decisions": decisions, "steps": steps}
-        figures |= {"live": [before, after], "seconds": seconds, "failed_requests": policy.failed_requests}
-        args.json.write_text(json.dumps(figures, indent=1, default=str) + "\n")
+        figures = {**circumstances(), "options": options_of(args), "base_right": shares, "decisions": decisions}
+        figures |= {
+            "steps": steps_of(steps),
+            "live": [before, after],
+            "seconds": seconds,
+            "failed_requests": policy.failed_requests,
+        }
+        write(args.json, figures)
     faults = {
         f"{len(harmless)} harmless candidates were tested, {args.steps} are due": len(harmless) < args.steps,
         f"harmless candidates were rejected in the steps {wrong}": wrong,

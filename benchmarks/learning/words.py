@@ -31,7 +31,7 @@ from benchmarks.kit.model import fetched
 from benchmarks.kit.options import parser_of
 from benchmarks.kit.process import ROOT
 from benchmarks.learning.policy import LearningPolicy, cells
-from benchmarks.real.report import circumstances
+from benchmarks.real.report import circumstances, options_of, steps_of, write
 from trainer.domain.examples.corrections import TEMPLATE, with_correction
 from whetstone.config.settings import load
 from whetstone.domain import stats
@@ -164,17 +164,17 @@ def main() -> int:
     if args.json:
         figures = {
             **circumstances(),
-            "options": {name: value for name, value in vars(args).items() if name not in ("data", "json")},
+            "options": options_of(args),
             "before": [before.mean, before.low, before.high],
             "after": [after.mean, after.low, after.high],
             "gain": [gain.mean, gain.low, gain.high],
             "over_the_run_beside": difference and [difference.mean, difference.low, difference.high],
             "each": each,
-            "steps": steps,
+            "steps": steps_of(steps),
             "seconds": round(time.monotonic() - began, 1),
             "failed_requests": policy.failed_requests,
         }
-        args.json.write_text(json.dumps(figures, indent=1, default=str) + "\n")
+        write(args.json, figures)
     as_due = gain.low <= 0 if args.shuffle_rewards else gain.low >= POINTS
     if difference:
         as_due = difference.mean >= 0

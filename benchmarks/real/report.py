@@ -1,5 +1,6 @@
 """Make figures of a run: what does not hold, the table, the file that is committed, the picture."""
 
+import argparse
 import json
 import math
 import os
@@ -68,10 +69,19 @@ def figures_of(training: Training, progress: Progress, settings: dict[str, Any])
             {"version": version, "reward": round(mean, 4), "attempts": attempts}
             for version, mean, attempts in training.curve()
         ],
-        "steps": [
-            {name: _rounded(step[name]) for name in STEP if step[name] is not None} for step in training.policy.ended
-        ],
+        "steps": steps_of(training.policy.ended),
     }
+
+
+def steps_of(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the columns of the steps that a file has."""
+    return [{name: _rounded(step[name]) for name in STEP if step[name] is not None} for step in steps]
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return a run's options but for the paths of its results."""
+    chosen = {name: value for name, value in vars(args).items() if name not in ("data", "json")}
+    return {name: value.name if isinstance(value, Path) else value for name, value in chosen.items()}
 
 
 def circumstances() -> dict[str, Any]:
