@@ -20,6 +20,8 @@ from whetstone.registry.remote.object_store import ObjectStore
 SWEEP_EVERY_S = 600.0
 UNUSED_S = 3600.0
 """An adapter that the store no longer has stays for this long after its last use."""
+SWEEP = "sweep of pulled adapters"
+"""Name of the thread that removes some."""
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class AdapterCache:
             return
         self._swept_s = time.monotonic()
         # Nothing that is to be loaded waits for it.
-        threading.Thread(target=self._try_to_sweep, daemon=True).start()
+        threading.Thread(target=self._try_to_sweep, name=SWEEP, daemon=True).start()
 
     def _try_to_sweep(self) -> None:
         try:
