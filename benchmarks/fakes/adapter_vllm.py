@@ -58,6 +58,8 @@ class AdapterVllm(Server):
                 return 200, "loaded"
             case "/v1/unload_lora_adapter":
                 return (200, "unloaded") if self._adapters.pop(body["lora_name"], None) else (404, "no such adapter")
+            case "/reset_prefix_cache":
+                return 200, ""
             case "/v1/completions" if learner := learners.get(body["model"]):
                 choices = []
                 for prompt in body["prompt"]:

@@ -26,6 +26,8 @@ from whetstone.stack.supervisor import Part, Supervisor
 from whetstone.vllm import client
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "from whetstone.cli.main import main; main()"
+"""The command line, for `python -c`: its script may be of another checkout."""
 START_S, DRAIN_S, QUIET_S, STOP_S = 60.0, 60.0, 30.0, 40.0
 """Time limits: to be ready, to write what is recorded, to close unused connections, and to stop."""
 UNHANDLED = ("Traceback (most recent call last)", "never retrieved", "Unclosed", "never awaited")
@@ -158,6 +160,27 @@ def borrowed_vllm(url: str | None) -> Iterator[dict[str, Any]]:
 
 def _empty_prefix_cache(url: str) -> None:
     httpx.post(f"{url}/reset_prefix_cache", timeout=client.CONTROL_TIMEOUT_S, trust_env=False).raise_for_status()
+
+
+def answers(url: str) -> bool:
+    """Return whether a server answers a GET with success, within two seconds."""
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def await_true(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
+    """Wait until something holds.
+
+    Raises:
+        TimeoutError: it does not, in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {timeout_s:g} s: {what} does not hold")
+        time.sleep(0.1)
 
 
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float) -> bool:

@@ -13,7 +13,6 @@ import shutil
 import statistics
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,21 +134,12 @@ def prove(args: Any, data: Path, console: Console) -> tuple[dict[str, Any], list
             for name, each in taken.items():
                 at_once, folder = 1 if name == "in turns" else args.policies, data / f"{name} {number}"
                 settings = settings_of(folder, args.policies, at_once, args.seed, args.model)
-                with nullcontext() if args.fake else borrowed_vllm(url):
+                with borrowed_vllm(url):
                     one = take(settings, url, template)
-                if args.fake:
-                    _unload(url)
                 if number or args.fake:  # the first of each warms all up
                     each.append(one)
                 console.print(f"[dim]{name}: {one.seconds:.1f} s, computing {one.computing_s:.1f} s[/dim]")
     return _figures(args, taken, console)
-
-
-def _unload(url: str) -> None:
-    control = Vllm(url)
-    for name in control.models():
-        if not name.endswith("@v0"):
-            control.unload(name)
 
 
 def _figures(args: Any, taken: dict[str, list[PolicySteps]], console: Console) -> tuple[dict[str, Any], list[str]]:

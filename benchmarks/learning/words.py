@@ -3,7 +3,7 @@
 Starts the whole stack with SmolLM2-135M-Instruct. As it is, this model names no team in most answers, and does not name
 the team that a correction in its prompt names. Larger models do both; it is taught both first, by supervised steps on
 the answers of a program: to a ticket with a note, the noted team, which is one by chance; to one without, a team by
-chance. Nothing of which ticket belongs to which team is in them. That version is the teacher from then on.
+chance. They tell nothing of what a team does. That version is the teacher from then on.
 Then examples/tickets/app.py asks and comments on each answer ("It should have gone to billing.", "Yes, billing is
 right."), and after each round a hindsight step is taken. Held-out tickets, without notes, go to the version before the
 rounds, and to the last.
@@ -112,7 +112,7 @@ def main() -> int:
             "--temperature": {"type": float, "default": 0.5, "help": "of the teacher"},
             "--questions": {"type": int, "default": 300, "help": "held-out tickets to each of the two versions"},
             "--seed": {"type": int, "default": 0, "help": "of the adapter, the sampling and the tickets"},
-            "--shuffle-rewards": {"action": "store_true", "help": "the control: what was said of other tickets"},
+            "--shuffle-rewards": {"action": "store_true", "help": "the control: what was posted about other tickets"},
             "--beside": {"type": Path, "help": "another run's --json, with as many held-out tickets"},
             "--data": {"type": Path, "help": "an empty folder for database and logs, which then stay"},
             "--json": {"type": Path, "help": "a file for all figures"},

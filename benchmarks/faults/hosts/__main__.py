@@ -21,13 +21,13 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.faults.hosts.balancer import Balancer
-from benchmarks.faults.hosts.host import Host, Ports, await_true
+from benchmarks.faults.hosts.host import START_S, Host, Ports
 from benchmarks.faults.store.__main__ import BUCKET, LOGIN, PREFIX, running_store
 from benchmarks.kit.check import counted, figures_table, verdict
 from benchmarks.kit.harness import opened, prepared, present
 from benchmarks.kit.options import parser_of
 from benchmarks.kit.postgres import Postgres
-from benchmarks.kit.process import ROOT, running_broker
+from benchmarks.kit.process import ROOT, await_true, running_broker
 from benchmarks.learning.policy import LearningPolicy
 from whetstone.config.settings import BOOTSTRAP_VARIABLE, Settings, load
 from whetstone.demo.agent_process import app, report_of
@@ -86,7 +86,7 @@ class Run:
         host.await_ready()
         host.start_others()
         host.await_ready()
-        await_true(lambda: self.policy.live in host.loaded, "the host has the live version")
+        await_true(lambda: self.policy.live in host.loaded, "the host has the live version", START_S)
         self.lost.append((host.address, report["failed_requests"], in_flight, time.monotonic() - began))
         self.console.print(
             f"{host.address} lost: {report['games']} games went on, {report['failed_requests']} requests failed, "

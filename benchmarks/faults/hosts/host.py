@@ -3,21 +3,20 @@
 import contextlib
 import os
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from benchmarks.kit.harness import worker_command
+from benchmarks.kit.process import PROGRAM, answers
 from whetstone.config.settings import Settings, as_environment
 from whetstone.messaging.task_names import JUDGE_QUEUE
 from whetstone.stack.stack import training_worker
 from whetstone.stack.supervisor import Part, Supervisor
 from whetstone.vllm import client
 
-PROGRAM = "from whetstone.cli.main import main; main()"
 START_S = 180.0
 
 
@@ -56,7 +55,7 @@ class Host:
         """Start its model server and its puller; `await_ready` waits for them."""
         puller = [sys.executable, "-c", PROGRAM, "puller", "--host", self.address]
         health = f"http://{self.address}:{self.settings.adapters.puller_port}/health"
-        self.supervisor.start(Part("puller", puller, self._environment, _answers(health), START_S))
+        self.supervisor.start(Part("puller", puller, self._environment, partial(answers, health), START_S))
         # `whetstone up` starts vLLM for this machine alone.
         command = [
             self.address if word == "127.0.0.1" else word for word in client.command(self.settings, self.ports.vllm)
@@ -67,9 +66,8 @@ class Host:
     def start_others(self) -> None:
         """Start its proxy and, on the host that works, the workers; `await_ready` waits for them."""
         proxy = [sys.executable, "-P", "-m", "proxy"]
-        self.supervisor.start(
-            Part("proxy", proxy, self._environment, _answers(f"{self.proxy_url}/healthz"), START_S, stop_timeout_s=60)
-        )
+        ready = partial(answers, f"{self.proxy_url}/healthz")
+        self.supervisor.start(Part("proxy", proxy, self._environment, ready, START_S, stop_timeout_s=60))
         if self._works:
             judge = worker_command("judge", JUDGE_QUEUE, "--pool", "threads", "--concurrency", "3")
             self.supervisor.start(Part("judge", judge, self._environment, lambda: True))
@@ -99,26 +97,3 @@ class Host:
     @property
     def _environment(self) -> dict[str, str]:
         return as_environment(self.settings, config=Path(os.devnull))
-
-
-def await_true(holds: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
-    """Wait until something holds.
-
-    Raises:
-        TimeoutError: it does not.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"after {timeout_s:g} s: {what} does not hold")
-        time.sleep(0.2)
-
-
-def _answers(url: str) -> Callable[[], bool]:
-    def answers() -> bool:
-        try:
-            return httpx.get(url, timeout=2, trust_env=False).is_success
-        except httpx.HTTPError:
-            return False
-
-    return answers

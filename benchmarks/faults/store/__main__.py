@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,15 @@ from benchmarks.faults.store.witness import PUBLISHED, Witness, hashes
 from benchmarks.kit.check import counted, figures_table, verdict
 from benchmarks.kit.harness import opened, prepared, present
 from benchmarks.kit.options import parser_of
-from benchmarks.kit.process import ROOT, running_adapter_vllm, running_broker, running_proxy
+from benchmarks.kit.process import (
+    PROGRAM,
+    ROOT,
+    answers,
+    await_true,
+    running_adapter_vllm,
+    running_broker,
+    running_proxy,
+)
 from migrations.run import upgrade
 from trainer.adapters.published import UNRECORDED_S, sweep_published
 from trainer.learner.learner import Learner
@@ -50,7 +59,6 @@ from whetstone.registry.remote.sources import cache_folder
 from whetstone.stack.stack import free_ports
 from whetstone.vllm.client import Vllm
 
-PROGRAM = "from whetstone.cli.main import main; main()"
 BUCKET, PREFIX = "whetstone", "adapters"
 LOGIN = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
 TIMEOUT_S, LEASE_S = 3.0, 12.0
@@ -69,7 +77,7 @@ def running_store(log: Path) -> Iterator[int]:
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-p", str(port)]
     with log.open("wb") as out, subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out) as process:
         try:
-            _await_answer(f"http://127.0.0.1:{port}/moto-api/data.json")
+            await_true(partial(answers, f"http://127.0.0.1:{port}/moto-api/data.json"), "the store answers", START_S)
             httpx.put(f"http://127.0.0.1:{port}/{BUCKET}", timeout=START_S, trust_env=False).raise_for_status()
             yield port
         finally:
@@ -91,7 +99,7 @@ class PullerProcess:
         thread = threading.Thread(target=self._live, args=(ended,), daemon=True)
         thread.start()
         try:
-            _await_answer(self._health)
+            await_true(partial(answers, self._health), "the puller answers", START_S)
             yield
         finally:
             ended.set()
@@ -103,7 +111,7 @@ class PullerProcess:
         with self._log.open("ab") as log:
             while not ended.is_set():
                 with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log) as process:
-                    while not ended.wait(0.1) and not _answers(self._health):
+                    while not ended.wait(0.1) and not answers(self._health):
                         pass
                     ended.wait(self._rng.uniform(*PULLER_LIVES_S))
                     os.kill(process.pid, signal.SIGKILL)
@@ -344,26 +352,6 @@ def _cached(puller: PullerProcess, settings: Settings, data: Path) -> list[str]:
 
 def _rounded(seconds: Counter[str]) -> str:
     return ", ".join(f"{mode} {value:.0f} s" for mode, value in seconds.most_common())
-
-
-def _await_answer(url: str) -> None:
-    """Wait until a server answers.
-
-    Raises:
-        TimeoutError: it does not.
-    """
-    deadline = time.monotonic() + START_S
-    while not _answers(url):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{url} does not answer after {START_S:g} s")
-        time.sleep(0.1)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.fakes.json_server import Handler, Server
 from benchmarks.faults.hosts.balancer import Address, Balancer
-from benchmarks.faults.hosts.host import await_true
+from benchmarks.kit.process import await_true
 
 ROOT = Path(__file__).resolve().parents[3]
 
