@@ -15,7 +15,7 @@ LOCK := requirements/cpu.lock
 AT_ONCE := --numprocesses $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) --maxprocesses 5 --dist loadscope
 
 # What `make test-all` does: what `make test` does, and what that leaves out. PART="clients trl" does only these.
-PARTS := short postgresql exact clients stacks harnesses store quantised trl real examples unsloth
+PARTS := short postgresql exact clients stacks harnesses store quantised service trl real examples unsloth
 PART := $(PARTS)
 
 # TRL, the reference of the losses: an environment of its own that sees the packages of the other.
@@ -48,6 +48,11 @@ QUANTISED := .venv-quantised
 QUANTISED_INSTALLED := $(QUANTISED)/.installed
 QUANTISED_LOCK := requirements/quantised.lock
 
+# SkyRL's server of the Tinker API, for the check of training services: an environment of its own, likewise.
+SERVICE := .venv-service
+SERVICE_INSTALLED := $(SERVICE)/.installed
+SERVICE_LOCK := requirements/service.lock
+
 # A GPU host: vLLM, proxy, judge, trainer and tests on CUDA 13. Unsloth takes an older transformers than vLLM does.
 GPU := .venv-gpu
 GPU_INSTALLED := $(GPU)/.installed
@@ -73,7 +78,7 @@ demo: $(INSTALLED)  ## Watch an agent learn: some ten minutes; DEMO_ARGS="--seed
 test: $(INSTALLED)  ## Everything that a change can break, with a real vLLM, PostgreSQL and Redis: a quarter of an hour
 	$(MAKE) --no-print-directory --jobs 2 static short
 
-test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses store quantised trl real examples unsloth)
+test-all: static $(addprefix all-,$(PART))  ## And the long ones, before a release: an hour; PART="clients trl": only these (short postgresql exact clients stacks harnesses store quantised service trl real examples unsloth)
 
 short all-short: $(INSTALLED)
 	$(BIN)/pytest $(AT_ONCE) -m "not long and not gpu and not system" $(TEST_ARGS)
@@ -100,6 +105,9 @@ all-store: $(STORE_INSTALLED)
 
 all-quantised: $(QUANTISED_INSTALLED)
 	$(QUANTISED)/bin/python -m pytest -m "long(part='quantised')" tests/unit/trainer $(TEST_ARGS)
+
+all-service: $(SERVICE_INSTALLED)
+	$(BIN)/pytest -m "long(part='service')" tests/unit/trainer $(TEST_ARGS)
 
 all-trl: $(TRL_INSTALLED)
 	$(BIN)/pytest -m "long(part='trl')" $(TEST_ARGS)
@@ -260,13 +268,15 @@ lock: $(INSTALLED)  ## All locks, CPU, images and GPU hosts: lock what pyproject
 		sh requirements/beside.sh $(BIN) $(LOCK) $(STORE_LOCK) "the check of the adapter store needs" $(LOCK_ARGS)
 	PACKAGES="bitsandbytes==0.50.2 ; sys_platform == 'linux'" WITHOUT=torch \
 		sh requirements/beside.sh $(BIN) $(LOCK) $(QUANTISED_LOCK) "a quantised base needs" $(LOCK_ARGS)
+	PACKAGES="skyrl[tinker]==0.3.0,skyrl[jax]==0.3.0" OWN="transformers peft tokenizers" WITHOUT=torch \
+		sh requirements/beside.sh $(BIN) $(LOCK) $(SERVICE_LOCK) "the check of training services needs" $(LOCK_ARGS)
 	sh requirements/audit.sh $(BIN) $(AUDIT_LOCK) $(LOCK_ARGS)
 	sh requirements/system.sh $(BIN) $(LOCK) $(SYSTEM_LOCK) $(LOCK_ARGS)
 	$(BIN)/python requirements/parts.py
 	$(BIN)/python requirements/cuda.py $(BIN)/uv $(LOCK_ARGS)
 
 clean:  ## Remove the environments and what demos left
-	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(EXAMPLES) $(UNSLOTH) $(STORE) $(QUANTISED) $(AUDIT) $(SYSTEM) data/demo
+	rm -rf $(VENV) $(GPU) $(GPU_UNSLOTH) $(TRL) $(EXAMPLES) $(UNSLOTH) $(STORE) $(QUANTISED) $(SERVICE) $(AUDIT) $(SYSTEM) data/demo
 
 $(INSTALLED): $(LOCK) pyproject.toml
 	@$(INSTALL) $(VENV) $(LOCK) --ours
@@ -300,6 +310,10 @@ $(QUANTISED_INSTALLED): $(INSTALLED) $(QUANTISED_LOCK)
 
 $(UNSLOTH_INSTALLED): $(INSTALLED) $(UNSLOTH_LOCK)
 	@$(INSTALL) $(UNSLOTH) $(UNSLOTH_LOCK) --sees $(VENV)
+	@touch $@
+
+$(SERVICE_INSTALLED): $(INSTALLED) $(SERVICE_LOCK)
+	@$(INSTALL) $(SERVICE) $(SERVICE_LOCK) --sees $(VENV)
 	@touch $@
 
 $(AUDIT_INSTALLED): $(AUDIT_LOCK)

@@ -19,6 +19,8 @@ TrainerError
 ├── NotProven             (learner/self_checks) the model does not read forests as it reads rows
 ├── AnswerRefused         (vllm/teacher) a teacher refuses this one answer; the others go on
 ├── TeacherUnusable       a teacher cannot be reached, or is none for this policy
+├── ServiceDown           the training service cannot be reached, or is too slow
+├── ServiceRefused        the training service refuses a step, or answers otherwise than the Tinker API says
 ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
 └── AdapterError
     ├── AdapterExists     the folder exists; adapters are never overwritten
@@ -88,6 +90,14 @@ class SinkMissing(TrainerError):
 
 class TeacherUnusable(TrainerError):
     """A teacher cannot be reached, has another tokenizer, or is a server of ours."""
+
+
+class ServiceDown(TrainerError):
+    """The training service cannot be reached, or took too long. The step waits and is retried."""
+
+
+class ServiceRefused(TrainerError):
+    """The training service refuses a step, or answers otherwise than the Tinker API says."""
 
 
 class ModelUnusable(TrainerError):

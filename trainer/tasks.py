@@ -17,8 +17,9 @@ from trainer.gate.controller import GateController
 from trainer.gate.handover import HandoverController
 from trainer.learner.processes import team
 from trainer.step import metric_sinks
+from trainer.step.learners import Learners
 from trainer.step.schedule import rounds
-from trainer.step.step import Learners, take_step
+from trainer.step.step import take_step
 from trainer.store.gate_tests import GateTables
 from trainer.store.handover import HandoverTables
 from trainer.store.retention import ManifestStore, RetentionStore

@@ -30,8 +30,9 @@ from benchmarks.real.report import circumstances, options_of, write
 from migrations import schema
 from migrations.run import upgrade
 from trainer.learner.learner import ADAPTER_WEIGHTS, Learner
+from trainer.step.learners import Learners
 from trainer.step.schedule import rounds
-from trainer.step.step import Learners, take_step
+from trainer.step.step import take_step
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
 from whetstone.config.settings import Settings, load

@@ -30,8 +30,8 @@ class StepFigures:
     effective_share: float | None
     """Effective sample size of the tokens as a share of them: (Σ r)² / (n Σ r²) with r the probability of a token,
     trainer to server (Kish, Survey Sampling, 1965). None but in steps of the kind grpo."""
-    grad_norm: float
-    """Before clipping; the largest of the step's updates."""
+    grad_norm: float | None
+    """Before clipping; the largest of the step's updates. None where a training service does not say it."""
     sampled_tokens: int
     read_tokens: int
     """Tokens of the forward passes: a shared prefix counts once, padding counts."""

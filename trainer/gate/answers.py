@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from trainer.domain.rows import Answer, Row
 from trainer.learner import prefix_trees
-from trainer.learner.learner import Learner
+from trainer.learner.engine import Engine
 
 Prompt = tuple[int, ...]
 
@@ -70,7 +70,7 @@ class Answers:
         """Return these and then the others."""
         return Answers([*self.answers, *others.answers], [*self.logprobs, *others.logprobs])
 
-    def read_by(self, learner: Learner) -> list[float]:
+    def read_by(self, learner: Engine) -> list[float]:
         """Return the trainer's logprobs of the tokens, with the weights that the learner has now."""
         return [logprob for logprobs in learner.logprobs_of(self.answers) for logprob in logprobs]
 

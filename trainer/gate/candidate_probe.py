@@ -9,7 +9,7 @@ from trainer.domain.timing import Phases
 from trainer.gate.answers import SteppedRows
 from trainer.gate.probe import CHATS, CandidateUnfit, run_probe
 from trainer.gate.retention import run_retention
-from trainer.learner.learner import Learner
+from trainer.learner.engine import Engine
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import LoadRefused, Replicas
 from trainer.vllm.retry import retry_while_down
@@ -25,7 +25,7 @@ def load_and_probe(
     replicas: Replicas,
     claim: Claim,
     folder: Path,
-    learner: Learner,
+    learner: Engine,
     step: SteppedRows,
     store: Store,
     settings: Settings,

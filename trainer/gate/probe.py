@@ -22,12 +22,12 @@ import msgspec
 
 from trainer.domain.claims import Claim, Probe, ToolChat
 from trainer.domain.figures import mean_k3
-from trainer.domain.gate.parity import Parity, Readings, parity
+from trainer.domain.gate.parity import Parity, Readings, parity, unshared
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
 from trainer.errors import TrainerError
 from trainer.gate.answers import Answers, Prompt, SteppedRows, from_rows, tokens_like_the_probes, tokens_of
-from trainer.learner.learner import Learner
+from trainer.learner.engine import Engine
 from whetstone.config.gate import GateSettings
 from whetstone.vllm.client import Vllm, VllmDown, VllmRefused
 
@@ -185,7 +185,7 @@ class _ProbedVersions:
 def run_probe(
     vllm: Vllm,
     claim: Claim,
-    learner: Learner,
+    learner: Engine,
     step: SteppedRows,
     chats: Sequence[ToolChat],
     gate: GateSettings,
@@ -216,7 +216,7 @@ def run_probe(
 def _measured(
     speakers: _ProbedVersions,
     claim: Claim,
-    learner: Learner,
+    learner: Engine,
     step: SteppedRows,
     called: Mapping[str, Sequence[Future[bool | None]]],
     gate: GateSettings,
@@ -293,7 +293,7 @@ def _out_of_bounds(figures: Mapping[str, float], gate: GateSettings) -> str | No
     return None
 
 
-def _compared(own: Answers, before: Answers, noise: float, learner: Learner) -> tuple[Parity, float]:
+def _compared(own: Answers, before: Answers, noise: float, learner: Engine) -> tuple[Parity, float]:
     """Return how far vLLM and the trainer agree on the candidate's answers, and how far it is from its parent, in nats.
 
     `learner` holds the candidate; `noise` is its parent's k3.
@@ -303,6 +303,8 @@ def _compared(own: Answers, before: Answers, noise: float, learner: Learner) -> 
     with learner.as_version(None):
         readings = Readings(own.logprobs, trained, own.read_by(learner), contexts=own.contexts)
     if not readings.is_effect_large(noise):
+        if not learner.can_double:
+            return unshared(readings, noise), mean_k3(before.logprobs, before_T)
         with learner.doubled():
             readings = replace(readings, doubled=own.read_by(learner))
     return parity(readings, noise), mean_k3(before.logprobs, before_T)

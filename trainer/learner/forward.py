@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from trainer.domain.rows import Row
 from trainer.learner import attention, self_checks
 from trainer.learner import prefix_trees as trees
+from trainer.learner.base.model_files import ends_of
 from trainer.learner.chunked_head import chosen_logprobs, likeliest, token_logprobs
 from trainer.learner.constrained import head as constrained_head
 from trainer.learner.gradient.memory import TokenBudget, ran_out
 from trainer.learner.micro_batches import MicroBatch, by_length
-from trainer.learner.model_files import ends_of
 from trainer.learner.sharded.lockstep import COMPANY, Free
 from trainer.learner.sharded.units import reset, through_head
 from whetstone.config.trainer import TrainerSettings

@@ -73,6 +73,9 @@ def _on_device(method: Method) -> Method:
 class Learner:
     """A base model with one LoRA in training. Created by `fresh` or `resume`."""
 
+    can_double = True
+    """Whether `doubled` is possible."""
+
     def __init__(
         self,
         model: PeftModel,
@@ -222,6 +225,10 @@ class Learner:
                     torch.cuda.empty_cache()  # vLLM may share the device, and needs the memory next
         rate = self._optimizer.param_groups[0]["lr"]
         return figures_of(done, summed, grad_norm=max(norms), learning_rate=rate)
+
+    def must_measure(self, rows: Sequence[Row]) -> bool:
+        """Return whether `measure` has to see the rows before `step`."""
+        return any(row.constrained for row in rows)
 
     @memory.needed_to("measure what constraints allowed")
     @_on_device

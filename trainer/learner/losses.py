@@ -151,10 +151,15 @@ def linear(trainer_logprobs_S: Tensor) -> PolicyLoss:
     return PolicyLoss(trainer_logprobs_S, torch.zeros_like(trainer_logprobs_S, dtype=torch.bool))
 
 
+def bounds(name: LossName, clip_low: float | None, clip_high: float | None) -> tuple[float, float]:
+    """Return how far a token may move down and up. Bounds that are None are those of the loss's paper (`CLIPS`)."""
+    low, high = CLIPS[name]
+    return low if clip_low is None else clip_low, high if clip_high is None else clip_high
+
+
 def policy_loss(name: LossName, clip_low: float | None, clip_high: float | None, tv_regulariser: float) -> Loss:
-    """Return the loss of that name. Bounds that are None are taken from its paper (`CLIPS`)."""
-    low = CLIPS[name][0] if clip_low is None else clip_low
-    high = CLIPS[name][1] if clip_high is None else clip_high
+    """Return the loss of that name; `clip_low` and `clip_high` as in `bounds`."""
+    low, high = bounds(name, clip_low, clip_high)
     match name:
         case "dppo_tv":
             return lambda tokens: dppo_tv(tokens, low=low, high=high, regulariser=tv_regulariser)

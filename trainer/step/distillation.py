@@ -12,7 +12,7 @@ from trainer.domain.examples.sft_examples import ExampleSelection, RenderedExamp
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Row, rows_for_sft
 from trainer.errors import TeacherUnusable
-from trainer.learner.model_files import vocabulary_size
+from trainer.learner.base.model_files import vocabulary_size
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
 from trainer.vllm.retry import retry_while_down

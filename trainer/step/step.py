@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from trainer.adapters import files
 from trainer.adapters.published import bring
@@ -19,16 +18,27 @@ from trainer.domain.figures import step_columns
 from trainer.domain.measured import versions_to_measure
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Row
-from trainer.domain.timing import Device, Phases
-from trainer.errors import AdapterMismatch, DeviceBusy, LeaseLost, NotFinite, OutOfMemory, RowsDoNotFit, TeacherUnusable
+from trainer.domain.timing import Phases
+from trainer.errors import (
+    AdapterMismatch,
+    DeviceBusy,
+    LeaseLost,
+    NotFinite,
+    OutOfMemory,
+    RowsDoNotFit,
+    ServiceDown,
+    ServiceRefused,
+    TeacherUnusable,
+)
 from trainer.gate.answers import SteppedRows
 from trainer.gate.candidate_probe import load_and_probe
 from trainer.gate.probe import CandidateUnfit
-from trainer.learner.learner import Learner
+from trainer.learner.engine import Engine
 from trainer.learner.merged import in_bf16
 from trainer.step import failed_rows
 from trainer.step.distillation import scored_rows
 from trainer.step.hindsight import corrected_rows
+from trainer.step.learners import Learners
 from trainer.step.preferred import preferred_rows
 from trainer.step.replay import with_replay
 from trainer.step.rewarded import rewarded
@@ -51,52 +61,6 @@ ROWS_OF = {"sft": imitation, "hindsight": corrected_rows, "distill": scored_rows
 """Kind of a step by example -> what makes its rows."""
 
 log = logging.getLogger(__name__)
-
-
-class LearnerFactory(Protocol):
-    """LearnerFactory learners: the class `Learner`, or the leader of several processes."""
-
-    def fresh(self, model_path: str, settings: TrainerSettings, seed: int, /) -> Learner:
-        """Return a learner of version 0."""
-
-    def resume(self, model_path: str, adapter_folder: Path, settings: TrainerSettings, /) -> Learner:
-        """Return the learner that wrote the folder."""
-
-
-class Learners:
-    """The learner of each policy, in memory between steps; otherwise loaded from the adapter's folder."""
-
-    def __init__(self, settings: Settings, makes: LearnerFactory = Learner) -> None:
-        self.makes = makes
-        trainer = settings.trainer
-        offload = settings.vllm.shares_device if trainer.offload is None else trainer.offload
-        self._settings = settings.model_copy(update={"trainer": trainer.model_copy(update={"offload": offload})})
-        self._warm: dict[str, tuple[int, Learner]] = {}
-        self.device = Device() if trainer.policies_at_once > 1 else None
-        """What the steps share that are taken at the same time; None: one after the other."""
-        self.denied: Counter[str] = Counter()
-        """How often in a row a policy did not get the accelerator, or not enough of its memory."""
-        self.unreadable: set[str] = set()
-        """Versions that could not be read and have already been reported."""
-
-    def take(self, claim: Claim) -> Learner:
-        """Return the learner at the claim's version_in. It belongs to the step until `keep` takes it back."""
-        warm = self._warm.pop(claim.policy, None)
-        if warm is not None and warm[0] == claim.version_in:
-            return warm[1]
-        del warm  # the next learner needs its memory
-        settings = self._settings
-        if claim.adapter_in is None:
-            return self.makes.fresh(settings.model, settings.trainer, settings.seed)
-        return self.makes.resume(settings.model, claim.adapter_in, settings.trainer)
-
-    def keep(self, claim: Claim, learner: Learner) -> None:
-        """Store a learner that made the now live version."""
-        self._warm[claim.policy] = (claim.version_out, learner)
-
-    def put_back(self, claim: Claim, learner: Learner) -> None:
-        """Store a learner whose weights have not moved."""
-        self._warm[claim.policy] = (claim.version_in, learner)
 
 
 def take_step(policy: str, store: Store, learners: Learners, replicas: Replicas, settings: Settings) -> bool:
@@ -157,7 +121,7 @@ def _take_claimed(
         with phases.computing(), pause.hold(renew):
             with phases.phase("model"):
                 learner = learners.take(claim)
-            if any(row.constrained for row in rows):
+            if learner.must_measure(rows):
                 with phases.phase("measure"):
                     taught = _measure(claim, taught, learner, store, _renewing(renew, lease_s))
                     rows = taught.rows
@@ -175,7 +139,7 @@ def _take_claimed(
         log.warning("step %s begins again without some trajectories: %s", claim.id, error)
         del learner
         return _take_claimed(claim, store, learners, replicas, settings, unfit | error.trajectory_ids)
-    except (DeviceBusy, OutOfMemory) as busy:
+    except (DeviceBusy, OutOfMemory, ServiceDown) as busy:
         retry_s = min(RETRY_S * 2 ** learners.denied[claim.policy], LONGEST_RETRY_S)
         learners.denied[claim.policy] += 1
         store.pauses.hand_back(claim, datetime.now(UTC), retry_s)
@@ -183,7 +147,7 @@ def _take_claimed(
         return False
     except (AdapterMismatch, AdapterDamaged, NotPublished) as error:
         return _unreadable(claim, str(error), store, learners, phases)
-    except TeacherUnusable as error:
+    except (TeacherUnusable, ServiceRefused) as error:
         store.end_without_version(claim, "failed", str(error), phases.columns())
         log.error("step %s: %s", claim.id, error)
         return True
@@ -217,7 +181,7 @@ def _take_claimed(
 
 
 def _write(
-    folder: Path, learner: Learner, claim: Claim, store: Store, settings: Settings, renew: Callable[[], None]
+    folder: Path, learner: Engine, claim: Claim, store: Store, settings: Settings, renew: Callable[[], None]
 ) -> str:
     """Write the adapter, and publish it where there is an adapter store. Return its manifest's SHA-256.
 
@@ -266,7 +230,7 @@ def _nothing_to_learn(claim: Claim, taught: StepRows, store: Store, phases: Phas
 
 
 def _measure(
-    claim: Claim, taught: StepRows, learner: Learner, store: Store, on_progress: Callable[[int, int], None]
+    claim: Claim, taught: StepRows, learner: Engine, store: Store, on_progress: Callable[[int, int], None]
 ) -> StepRows:
     """Return what the step trains on without the tokens that constraints decided, and record how many those are.
 

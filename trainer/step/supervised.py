@@ -21,7 +21,7 @@ from trainer.domain.examples.sft_examples import (
 )
 from trainer.domain.row_builder import StepRows
 from trainer.domain.rows import Answer, rows_for_sft
-from trainer.learner.model_files import end_ids
+from trainer.learner.base.model_files import end_ids
 from trainer.store.unit_of_work import Store
 from trainer.vllm.pool import Replicas
 from trainer.vllm.retry import retry_while_down

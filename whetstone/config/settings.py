@@ -24,6 +24,7 @@ from whetstone.config.secret_files import SUFFIX, take_up
 from whetstone.config.spending import Prices, SpendingSettings, known_prices
 from whetstone.config.teachers import TeacherSettings
 from whetstone.config.trainer import TrainerSettings
+from whetstone.config.training_service import TrainingServiceSettings
 from whetstone.domain.ids import ID
 from whetstone.domain.suggestions import suggestion
 from whetstone.errors import SettingsError as SettingsError
@@ -136,6 +137,8 @@ class Settings(Section):
     log: LogSettings = LogSettings()
     sql: SqlSettings = SqlSettings()
     trainer: TrainerSettings = TrainerSettings()
+    training_service: TrainingServiceSettings | None = None
+    """A server that computes the steps instead of this machine: `[training_service]` with `url`. Unset: none."""
     adapters: AdapterSettings = AdapterSettings()
     gate: GateSettings = GateSettings()
     learning: dict[str, RewardSettings] = Field(default_factory=dict)
@@ -244,6 +247,12 @@ class Settings(Section):
                 "between steps: set vllm.shares_device to false and trainer.devices to other GPUs than vllm.devices, "
                 "or trainer.sharding to none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _done_by_the_service(self) -> Self:
+        if self.training_service is not None:
+            self.training_service.check(self.trainer)
         return self
 
     @model_validator(mode="after")
@@ -393,10 +402,11 @@ def load(config: Path | None = None, environment: Mapping[str, str] | None = Non
         settings = Settings.model_validate(values)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from error
-    servers: tuple[JudgeSettings | UpstreamSettings | TeacherSettings, ...] = (
+    servers: tuple[JudgeSettings | UpstreamSettings | TeacherSettings | TrainingServiceSettings, ...] = (
         *settings.judges.values(),
         *settings.upstreams.values(),
         *settings.teachers.values(),
+        *([settings.training_service] if settings.training_service else ()),
     )
     langfuse = LANGFUSE_VARIABLES if settings.log.langfuse_url is not None else ()
     keys = [one.api_key_env for one in servers if one.api_key_env is not None]

@@ -7,7 +7,7 @@ from migrations import schema
 from tests.unit.trainer.step.test_replay import database_kind, training
 from tests.unit.trainer.step.test_step import Training
 from trainer.learner.learner import Learner
-from trainer.step.step import Learners
+from trainer.step.learners import Learners
 from whetstone.config.trainer import TrainerSettings
 
 __all__ = ["database_kind", "training"]

@@ -10,7 +10,8 @@ from sqlalchemy import Engine
 
 from migrations import schema
 from tests.unit.trainer.step.test_step import FakeVllm, Training, database_kind, fake
-from trainer.step.step import Learners, take_step
+from trainer.step.learners import Learners
+from trainer.step.step import take_step
 from trainer.vllm.pool import Replicas
 from whetstone.registry.adapters import CONFIG, MANIFEST, WEIGHTS, StoreUnreachable, verify
 from whetstone.registry.remote.object_store import ObjectStore, store_of

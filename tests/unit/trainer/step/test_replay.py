@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event
 
 from migrations import schema
 from tests.unit.trainer.step.test_step import FakeVllm, Training
-from trainer.step.step import Learners
+from trainer.step.learners import Learners
 from whetstone.config.trainer import TrainerSettings
 from whetstone.privacy.store import learned
 

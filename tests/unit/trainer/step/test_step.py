@@ -21,7 +21,8 @@ from trainer.errors import AdapterNotWritten, LeaseLost, NotFinite
 from trainer.learner.gradient import memory
 from trainer.learner.learner import Learner
 from trainer.step import failed_rows
-from trainer.step.step import UNREADABLE_RETRY_S, Learners, take_step
+from trainer.step.learners import Learners
+from trainer.step.step import UNREADABLE_RETRY_S, take_step
 from trainer.store.unit_of_work import Store
 from trainer.vllm.device_pause import RETRY_S
 from trainer.vllm.pool import Replicas

@@ -14,8 +14,8 @@ from sqlalchemy import Engine
 from migrations import schema
 from tests.unit.trainer.step.test_step import FakeVllm, Training
 from trainer.errors import ModelUnusable
+from trainer.learner.base.model_files import end_ids
 from trainer.learner.learner import Learner
-from trainer.learner.model_files import end_ids
 from whetstone.vllm.client import VllmDown, VllmRefused
 
 OPEN, END, LINE, USER, ASSISTANT = 60, 2, 61, 62, 63
