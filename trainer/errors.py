@@ -19,7 +19,7 @@ TrainerError
 ├── NotProven             (learner/self_checks) the model does not read forests as it reads rows
 ├── AnswerRefused         (vllm/teacher) a teacher refuses this one answer; the others go on
 ├── TeacherUnusable       a teacher cannot be reached, or is none for this policy
-├── ServiceDown           the training service cannot be reached, or is too slow
+├── ServiceDown           the training service cannot be reached, is too slow, or has lost the policy's model
 ├── ServiceRefused        the training service refuses a step, or answers otherwise than the Tinker API says
 ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
 └── AdapterError
@@ -93,7 +93,8 @@ class TeacherUnusable(TrainerError):
 
 
 class ServiceDown(TrainerError):
-    """The training service cannot be reached, or took too long. The step waits and is retried."""
+    """The training service cannot be reached, took too long, or has lost the policy's model. The step waits and begins
+    again from what was saved."""
 
 
 class ServiceRefused(TrainerError):

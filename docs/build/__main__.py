@@ -50,10 +50,10 @@ def _settings() -> str:
         f"`{PREFIX}DATABASE_FILE` names a file that has `{PREFIX}DATABASE`, and so for every other: for secrets.\n",
     ]
     plain = {n: f for n, f in Settings.model_fields.items() if not _is_section(f.annotation)}
-    sections = {n: f.annotation for n, f in Settings.model_fields.items() if _is_section(f.annotation)}
     lines += _table("At the top", plain)
-    for name, section in sections.items():
-        if section is not None:
+    for name, field in Settings.model_fields.items():
+        if _is_section(field.annotation):
+            section = (get_args(field.annotation) or (field.annotation,))[0]  # a section may be left out altogether
             lines += _table(f"[{name}]", section.model_fields)
     plain = {n: f for n, f in ProjectSettings.model_fields.items() if not _is_section(f.annotation)}
     lines += _table("[projects.<name>]", plain)

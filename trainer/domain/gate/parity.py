@@ -19,7 +19,7 @@ NOISE = 4.0
 """A candidate's k3 may be this many times its parent's."""
 SMALLEST_K3, LARGEST_K3 = 1e-3, 0.1
 """Nats a token. Below the first no difference matters; above the second the servers compute another model."""
-SHARE_OFF = 0.35
+SHARE_OFF = 0.32
 """By how much the served share of an adapter may be off 1 ... In 16 bits a layer's output is rounded before the
 adapter's small change is added and rounded again, which loses part of the change, and in two programs not the same:
 0.66 to 0.9 for SmolLM2's first versions, served rightly (docs/log/gpu.md). Half the scale is at most 0.5."""

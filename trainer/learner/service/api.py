@@ -207,8 +207,7 @@ class Service:
                 response, why = None, f"cannot be reached: {error}"
             if response is not None and (not response.is_error or response.status_code == NOT_YET):
                 return response
-            passes = response is None or response.status_code >= SERVER_ERROR or response.status_code == TOO_EARLY
-            if not passes:
+            if response is not None and not _may_pass(path, response.status_code):
                 raise self._refused(path, why)
             if time.monotonic() >= until:
                 raise ServiceDown(f"training_service: {self._url}/api/v1/{path} {why}")
@@ -223,6 +222,13 @@ class Service:
 
     def _refused(self, path: str, why: str) -> ServiceRefused:
         return ServiceRefused(f"training_service: {self._url}/api/v1/{path}: {why}")
+
+
+def _may_pass(path: str, status: int) -> bool:
+    """Return whether an error says nothing of the request itself: a model or session is gone where the server was
+    started again. Only what was saved stays, so that is really missing where it is not found."""
+    gone = status == NOT_FOUND and path != "load_weights"
+    return gone or status >= SERVER_ERROR or status == TOO_EARLY
 
 
 def _name() -> str:

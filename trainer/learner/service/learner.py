@@ -19,7 +19,7 @@ from trainer.domain.base import BaseModel
 from trainer.domain.figures import StepFigures
 from trainer.domain.measured import MeasuredRows, static_measures, without_decided
 from trainer.domain.rows import Answer, Row
-from trainer.errors import AdapterMismatch, NotFinite, RowError, ServiceRefused
+from trainer.errors import AdapterMismatch, NotFinite, RowError, ServiceDown, ServiceRefused
 from trainer.learner import updates
 from trainer.learner.backends import base_of, folder_of
 from trainer.learner.base.model_files import end_ids
@@ -258,9 +258,12 @@ class Services:
 
         Raises:
             ModelUnusable: the base model's files are not on this machine: it needs them for hashes and sizes.
-            ServiceDown, ServiceRefused: see `Service`.
+            ServiceDown: the service cannot be reached, or refuses its model or our key: no step is at fault.
         """
-        return self._made(model_path, settings, seed, None)
+        try:
+            return self._made(model_path, settings, seed, None)
+        except ServiceRefused as error:
+            raise ServiceDown(str(error)) from error
 
     def resume(self, model_path: str, adapter_folder: Path, settings: TrainerSettings) -> ServiceLearner:
         """Return the learner that wrote the folder.
@@ -268,7 +271,7 @@ class Services:
         Raises:
             AdapterDamaged: the folder's contents are not what was written.
             AdapterMismatch: it belongs to another base model, or the service does not have its state.
-            ModelUnusable, ServiceDown, ServiceRefused: see `fresh`.
+            ModelUnusable, ServiceDown: see `fresh`.
         """
         state = read_state(adapter_folder, base_of(model_path), self._at)
         try:

@@ -11,7 +11,9 @@ from sqlalchemy import Engine
 
 from migrations import schema
 from tests.unit.trainer.step.test_step import FakeVllm, Training
+from trainer.domain.gate.parity import Readings
 from trainer.gate import probe
+from trainer.learner.learner import Learner
 from trainer.step.step import take_step
 from trainer.vllm.pool import Replicas
 from whetstone.vllm.client import Vllm
@@ -180,6 +182,17 @@ def test_an_adapter_that_is_served_in_another_scale_is_rejected(gate: Gate, fake
     told = gate.decision()
     assert "serves another adapter than was trained" in told.reason
     assert told.figures["served_share"] == pytest.approx(scale, rel=0.2) and told.figures["k3"] < 1e-3
+
+
+def test_where_no_lora_can_be_doubled_a_small_effect_says_nothing_of_its_share(
+    gate: Gate, fake: Calling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Learner, "can_double", False)
+    monkeypatch.setattr(Readings, "is_effect_large", lambda *_: False)
+    fake.wrong_scale = 0.5
+    assert gate.step() is True
+    assert gate.live_version == 1
+    assert gate.decision().figures["served_share"] == 1.0
 
 
 def test_a_bound_that_is_set_alone_decides_whether_the_adapter_is_the_right_one(gate: Gate, fake: Calling) -> None:

@@ -17,9 +17,10 @@ from tests.unit.trainer.learner.gradient.shortage import shortage
 from trainer.domain.claims import Member
 from trainer.domain.row_builder import build_rows
 from trainer.domain.rows import SampledCompletion
-from trainer.errors import AdapterNotWritten, LeaseLost, NotFinite
+from trainer.errors import AdapterNotWritten, LeaseLost, NotFinite, ServiceDown, ServiceRefused
 from trainer.learner.gradient import memory
 from trainer.learner.learner import Learner
+from trainer.learner.service.learner import Services
 from trainer.step import failed_rows
 from trainer.step.learners import Learners
 from trainer.step.step import UNREADABLE_RETRY_S, take_step
@@ -28,6 +29,7 @@ from trainer.vllm.device_pause import RETRY_S
 from trainer.vllm.pool import Replicas
 from whetstone.config.settings import Settings
 from whetstone.config.trainer import TrainerSettings
+from whetstone.config.training_service import TrainingServiceSettings
 from whetstone.registry import adapters
 from whetstone.registry.projects import Store as CommandLine
 from whetstone.registry.versions import roll_back
@@ -845,6 +847,46 @@ def test_a_step_without_memory_waits_and_loses_neither_an_attempt_nor_a_trajecto
     assert (training.versions()[3], training.seed.one(schema.steps, "starter#1").attempt) == ("live", 1)
     assert training.all(schema.trajectories, "state") == {"trained"}
     assert not training.learners.denied
+
+
+def test_a_service_that_is_down_costs_neither_an_attempt_nor_a_trajectory(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    training.group("g")
+    with monkeypatch.context() as patched:
+        patched.setattr(Learner, "step", _raising(ServiceDown("training_service: cannot be reached")))
+        assert training.step() is False
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.attempt) == ("claimed", 0)
+    assert "cannot be reached" in caplog.text
+    training.lease_ends()
+    assert training.step() is True
+    assert training.all(schema.trajectories, "state") == {"trained"}
+
+
+def test_what_a_service_refuses_fails_the_step_and_says_why(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.group("g")
+    monkeypatch.setattr(Learner, "step", _raising(ServiceRefused("training_service: no such loss")))
+    assert training.step() is True
+    step = training.seed.one(schema.steps, "starter#1")
+    assert (step.state, step.error, training.live_version) == ("failed", "training_service: no such loss", 0)
+
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def step(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return step
+
+
+def test_a_training_service_makes_the_learners_where_one_is_set(tmp_path: Path) -> None:
+    rules = RULES.model_copy(update={"loss": "dapo"})
+    service = TrainingServiceSettings(url="http://127.0.0.1:9")
+    settings = Settings(data=tmp_path, trainer=rules, training_service=service)
+    assert isinstance(Learners(settings).makes, Services)
+    assert Learners(Settings(data=tmp_path)).makes is Learner
 
 
 def test_a_warm_learner_takes_the_step_that_one_read_from_the_disk_takes(training: Training) -> None:

@@ -213,3 +213,28 @@ def test_projects_that_cannot_be_told_apart_stop_the_start(values, says):
 def test_a_project_that_nobody_named_is_told_so():
     with pytest.raises(SettingsError, match="there is no project 'nobody'; there are: default, acme"):
         Settings(projects=TENANTS, vllm=ROOM).of_project("nobody")
+
+
+SERVICE = {"url": "http://127.0.0.1:9", "sums": "row_means"}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "says"),
+    [
+        ({}, "no loss dppo_tv: set trainer.loss to cispo, dapo, grpo or dr_grpo"),
+        ({"loss": "gspo"}, "no loss gspo"),
+        ({"loss": "dapo", "objective": "kto"}, "trainer.objective is kto.* set it to grpo"),
+        ({"loss": "dapo", "kl_weight": 0.1}, "trainer.kl_weight is 0.1.* set it to 0"),
+        ({"loss": "dapo", "max_sequence_ratio": 2}, "trainer.max_sequence_ratio is 2.* set it to nothing"),
+    ],
+)
+def test_what_a_training_service_cannot_do_stops_the_start(trainer, says):
+    with pytest.raises(ValidationError, match=says):
+        Settings(trainer=trainer, training_service=SERVICE)
+
+
+def test_a_training_service_reaches_the_programs_that_up_starts():
+    settings = Settings(trainer={"loss": "dapo"}, training_service=SERVICE)
+    again = load(environment=as_environment(settings, config=Path(os.devnull)))
+    assert again.training_service == settings.training_service
+    assert Settings().training_service is None

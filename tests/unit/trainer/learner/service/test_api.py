@@ -120,6 +120,16 @@ def test_what_it_refuses_is_said(server: _Fake, service: Service, path: str, ans
         service.update("m-1", {})
 
 
+def test_a_model_that_is_gone_is_down_and_what_was_saved_and_is_gone_is_refused(
+    server: _Fake, service: Service
+) -> None:
+    server.planned |= {"optim_step": [(404, {})], "load_weights": [(404, {"detail": "Checkpoint not found"})]}
+    with pytest.raises(ServiceDown, match="404"):
+        service.update("m-1", {})
+    with pytest.raises(ServiceRefused, match="Checkpoint not found"):
+        service.load("m-1", api.Saved("tinker://m-0/weights/w"), optimizer=True)
+
+
 def test_outputs_for_each_row_or_none(server: _Fake, service: Service) -> None:
     with pytest.raises(ServiceRefused, match="1 outputs for 2 rows"):
         service.pass_through("m-1", [{}, {}], "ppo", {}, backward=False)
@@ -136,9 +146,7 @@ def _archive(files: dict[str, bytes]) -> bytes:
 
 
 def test_an_adapter_is_unpacked_and_nothing_else(server: _Fake, service: Service) -> None:
-    archive = _archive(
-        adapter_model_dot_safetensors=b"weights", adapter_config_dot_json=b"{}", other_dot_py=b"import os"
-    )
+    archive = _archive({WEIGHTS: b"weights", CONFIG: b"{}", "other.py": b"import os"})
     answer: Callable[[str, dict[str, Any]], Answer] = server.answer
     server.answer = lambda path, body: (200, archive) if path.endswith("/archive") else answer(path, body)  # type: ignore[method-assign]
     assert service.adapter("m-1") == {WEIGHTS: b"weights", CONFIG: b"{}"}
