@@ -16,6 +16,7 @@ import msgspec
 import regex
 
 from proxy.domain.call import Call, Choice
+from proxy.recording.media import hashed
 from proxy.recording.redaction_presets import PRESETS, Rule
 from whetstone.config.privacy import PrivacySettings, pseudonym
 
@@ -54,6 +55,7 @@ class Redactor:
         self._functions = [(name, _function(name)) for name in settings.redact_functions]
         self._is_slow = bool(own or self._functions)
         self._keeps_ids = settings.keep_redacted_ids
+        self._hashes_media = settings.media == "hash"
         self.timed_out = 0
         """Texts that were dropped because a pattern or the whole call took too long."""
         self.failed = 0
@@ -81,6 +83,12 @@ class Redactor:
         return await asyncio.to_thread(redacted) if slow else redacted()
 
     def _call(self, call: Call) -> Call:
+        hashes = 0
+        if self._hashes_media:
+            messages, hashes = hashed(call.messages)
+            if hashes:  # a conversation without its images cannot be continued by the id of an answer
+                stored = None if call.stored is None else REDACTED
+                call = msgspec.structs.replace(call, messages=messages, stored=stored)
         text = _Text(self, _bytes(call))
         address, end_user, sampling = call.address, call.end_user, msgspec.json.decode(call.sampling)
         about = {name: text.inside(value) for name, value in sampling.items() if name in NOT_FOR_MODEL}
@@ -90,7 +98,7 @@ class Redactor:
             end_user = pseudonym(end_user)
             about |= {"user": end_user} if sampling.get("user") == call.end_user else {}
         pieces_before = text.pieces
-        messages = [text.json(message) for message in call.messages]
+        redacted_messages = [text.json(message) for message in call.messages]
         tools = text.json(call.tools_or_null)
         for_model = {
             name: text.inside(value, numbers=False) for name, value in sampling.items() if name not in NOT_FOR_MODEL
@@ -99,13 +107,13 @@ class Redactor:
         error = text.inside(call.error)
         spelled = text.pieces > pieces_before
         if not text.pieces:
-            return msgspec.structs.replace(call, redactions=0)
+            return msgspec.structs.replace(call, redactions=hashes)
         fields = about | for_model
         redacted = msgspec.structs.replace(
             call,
             address=msgspec.structs.replace(address, metadata=metadata, task=task),
             end_user=end_user,
-            messages=messages,
+            messages=redacted_messages,
             tools_or_null=tools,
             sampling=msgspec.Raw(msgspec.json.encode({name: fields[name] for name in sampling})),
             choices=choices,
@@ -113,7 +121,7 @@ class Redactor:
             # The answer as it was sent contains the removed text, in pieces.
             reply=None,
             stored=REDACTED if spelled and call.stored is not None else call.stored,
-            redactions=text.pieces,
+            redactions=text.pieces + hashes,
         )
         return self._without_ids(redacted) if spelled else redacted
 

@@ -33,6 +33,9 @@ class PrivacySettings(Section):
     keep_redacted_ids: bool = False
     """Keep the token ids of a call whose text was redacted, so that it can be trained on. The ids still encode the
     redacted text. Without this setting, such a call is not trained on (`redacted`)."""
+    media: Literal["keep", "hash"] = "keep"
+    """What is stored of images, audio and files in messages: everything, in base64 as the app sent it (`keep`), or the
+    SHA-256 of each, `sha256:…` (`hash`). Token ids stay, which do not contain them; addresses of files stay too."""
     no_train: bool = False
     """Do not train on any call of this project, as if each call had `X-No-Train: true`."""
     keep_days: float | None = Field(None, gt=0)
@@ -61,8 +64,8 @@ class PrivacySettings(Section):
 
     @property
     def redacts(self) -> bool:
-        """Whether any redaction is configured."""
-        return bool(self.redact or self.redact_patterns or self.redact_functions)
+        """Whether anything is removed before it is written."""
+        return bool(self.redact or self.redact_patterns or self.redact_functions or self.media == "hash")
 
 
 def pseudonym(name: str) -> str:

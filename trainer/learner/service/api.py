@@ -34,7 +34,7 @@ SAMPLER_TTL_S = 3600
 """How long the server keeps the adapter's files, where it removes such: they are fetched at once."""
 
 
-class Saved(msgspec.Struct, frozen=True):
+class Checkpoint(msgspec.Struct, frozen=True):
     """What a server has saved of a model, by its address (`tinker://…`)."""
 
     path: str
@@ -60,11 +60,11 @@ class _Output(msgspec.Struct):
     logprobs: _Numbers
 
 
-class _Passed(msgspec.Struct):
+class _PassResult(msgspec.Struct):
     loss_fn_outputs: list[_Output]
 
 
-class _Stepped(msgspec.Struct):
+class _UpdateResult(msgspec.Struct):
     metrics: dict[str, float] | None = None
 
 
@@ -107,7 +107,7 @@ class Service:
         self._models.add(made.model_id)
         return made.model_id
 
-    def load(self, model_id: str, saved: Saved, *, optimizer: bool) -> None:
+    def load(self, model_id: str, saved: Checkpoint, *, optimizer: bool) -> None:
         """Have the model continue from what was saved."""
         body = {"model_id": model_id, "path": saved.path, "optimizer": optimizer, "type": "load_weights"}
         self._done("load_weights", body, Any)
@@ -123,20 +123,20 @@ class Service:
         """Return the logprobs of each datum's targets, in nats; with `backward` its gradient is added up there."""
         kind = "forward_backward" if backward else "forward"
         given = {"data": data, "loss_fn": loss, "loss_fn_config": config}
-        passed = self._done(kind, {"model_id": model_id, f"{kind}_input": given}, _Passed)
+        passed = self._done(kind, {"model_id": model_id, f"{kind}_input": given}, _PassResult)
         if len(passed.loss_fn_outputs) != len(data):
             raise self._refused(kind, f"{len(passed.loss_fn_outputs)} outputs for {len(data)} rows")
         return [output.logprobs.data for output in passed.loss_fn_outputs]
 
     def update(self, model_id: str, adam: Mapping[str, float]) -> Mapping[str, float]:
         """Run the optimizer with what was added up. Return the server's figures of it."""
-        stepped: _Stepped = self._done("optim_step", {"model_id": model_id, "adam_params": adam}, _Stepped)
+        stepped: _UpdateResult = self._done("optim_step", {"model_id": model_id, "adam_params": adam}, _UpdateResult)
         return stepped.metrics or {}
 
-    def save(self, model_id: str) -> Saved:
+    def save(self, model_id: str) -> Checkpoint:
         """Save the model with its optimizer on the server."""
         body = {"model_id": model_id, "path": _name(), "type": "save_weights"}
-        saved: Saved = self._done("save_weights", body, Saved)
+        saved: Checkpoint = self._done("save_weights", body, Checkpoint)
         return saved
 
     def adapter(self, model_id: str) -> dict[str, bytes]:

@@ -24,7 +24,7 @@ from trainer.learner import updates
 from trainer.learner.backends import base_of, folder_of
 from trainer.learner.base.model_files import end_ids
 from trainer.learner.service import data
-from trainer.learner.service.api import Saved, Service
+from trainer.learner.service.api import Checkpoint, Service
 from whetstone.config.trainer import Kind, Quantisation, TrainerSettings
 from whetstone.config.training_service import TrainingServiceSettings
 from whetstone.memory.learning_rate import learning_rate_of
@@ -41,7 +41,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 class State(msgspec.Struct, frozen=True):
     """Where a version's weights and optimizer are, and what the optimizer's moments are of."""
 
-    saved: Saved
+    saved: Checkpoint
     url: str
     kind: Kind
     """The kind of step that the moments are of."""

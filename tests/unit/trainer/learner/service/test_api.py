@@ -127,7 +127,7 @@ def test_a_model_that_is_gone_is_down_and_what_was_saved_and_is_gone_is_refused(
     with pytest.raises(ServiceDown, match="404"):
         service.update("m-1", {})
     with pytest.raises(ServiceRefused, match="Checkpoint not found"):
-        service.load("m-1", api.Saved("tinker://m-0/weights/w"), optimizer=True)
+        service.load("m-1", api.Checkpoint("tinker://m-0/weights/w"), optimizer=True)
 
 
 def test_outputs_for_each_row_or_none(server: _Fake, service: Service) -> None:
