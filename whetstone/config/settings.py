@@ -251,8 +251,13 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _done_by_the_service(self) -> Self:
-        if self.training_service is not None:
-            self.training_service.check(self.trainer)
+        if self.training_service is None:
+            return self
+        self.training_service.check(self.trainer)
+        if self.vllm.shares_device:
+            raise ValueError(
+                "vLLM would sleep while a training service computes on other devices: set vllm.shares_device to false"
+            )
         return self
 
     @model_validator(mode="after")

@@ -31,14 +31,15 @@ def examine(settings: Settings, model: str, card_gib: float | None, shared: bool
         SettingsError: no memory is named, and no GPU is here.
     """
     sizes = read(model)
+    trains = settings.training_service is None
     if card_gib is not None:
         mode = plan.shared_mode(settings) if shared or (shared is None and settings.vllm.shares_device) else "own"
         each = max(1, len(settings.vllm.devices_each[0]))
-        return plan.make(sizes, settings, plan.Hardware(int(card_gib * GIB), mode, each))
+        return plan.make(sizes, settings, plan.Hardware(int(card_gib * GIB), mode, each, trains=trains))
     cards = devices.cards()
     if not cards:
         raise SettingsError("nvidia-smi finds no GPU here: name the memory of a card with --device-gb, such as 24")
-    placement = devices.place(settings, cards, serves=True, trains=True)
+    placement = devices.place(settings, cards, serves=True, trains=trains)
     return plan.make(sizes, settings, plan.hardware_of(settings, cards, placement, shared))
 
 
@@ -89,12 +90,13 @@ def _rows(planned: plan.Plan, settings: Settings) -> Iterator[tuple[str, float |
     yield "  adapters", server.adapters, f"{settings.vllm.max_loras} slots of rank {settings.trainer.lora_rank}"
     yield "  its own work", server.work, "CUDA, graphs, activations, logits; partly stated, not measured"
     yield "  KV cache", max(0, server.kv_cache), f"{server.kv_tokens} tokens; longest request {planned.context}"
-    yield "trainer", planned.trainer_bytes + TRAINER_BYTES, "what a step may take, with its process"
-    quantised = "" if settings.trainer.quantisation == "none" else f"in {settings.trainer.quantisation}, "
-    yield "  base model", step.base, f"{_of_share(settings)}{quantised}learning rate {rate:g}"
-    yield "  adapter", step.adapter, "weights, gradient and optimizer in fp32"
-    yield "  activations", step.activations, _of_rows(planned)
-    yield "  logits", step.head, "beyond the activations' own peak"
+    if hardware.trains:
+        yield "trainer", planned.trainer_bytes + TRAINER_BYTES, "what a step may take, with its process"
+        quantised = "" if settings.trainer.quantisation == "none" else f"in {settings.trainer.quantisation}, "
+        yield "  base model", step.base, f"{_of_share(settings)}{quantised}learning rate {rate:g}"
+        yield "  adapter", step.adapter, "weights, gradient and optimizer in fp32"
+        yield "  activations", step.activations, _of_rows(planned)
+        yield "  logits", step.head, "beyond the activations' own peak"
     yield "host memory", planned.host_bytes, _of_host(planned)
 
 

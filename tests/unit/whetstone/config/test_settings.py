@@ -238,3 +238,8 @@ def test_a_training_service_reaches_the_programs_that_up_starts():
     again = load(environment=as_environment(settings, config=Path(os.devnull)))
     assert again.training_service == settings.training_service
     assert Settings().training_service is None
+
+
+def test_vllm_does_not_sleep_for_a_training_service():
+    with pytest.raises(ValidationError, match="set vllm.shares_device to false"):
+        Settings(trainer={"loss": "dapo"}, training_service=SERVICE, vllm={"shares_device": True})

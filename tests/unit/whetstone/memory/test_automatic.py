@@ -93,6 +93,12 @@ def test_a_trainer_on_the_cpu_leaves_the_card_to_vllm(model_7b: Path) -> None:
     assert not one.settings.vllm.shares_device and one.settings.vllm.gpu_memory_utilization == 0.92
 
 
+def test_a_training_service_leaves_the_card_to_vllm(model_7b: Path) -> None:
+    one = chosen(model_7b, 24, training_service={"url": "http://127.0.0.1:9"}, trainer={"loss": "dapo"})
+    assert not one.settings.vllm.shares_device and one.settings.vllm.gpu_memory_utilization == 0.92
+    assert (one.settings.vllm.devices, one.settings.trainer.devices) == ((0,), ())
+
+
 def test_servers_that_run_already_are_left_as_they_are(model_7b: Path) -> None:
     one = choose(Settings(model=str(model_7b)), cards(24), cpu_build=False, starts_vllm=False)
     assert one.settings.vllm == Settings().vllm and one.settings.trainer.devices == (0,)
