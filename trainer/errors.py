@@ -19,8 +19,8 @@ TrainerError
 ├── NotProven             (learner/self_checks) the model does not read forests as it reads rows
 ├── AnswerRefused         (vllm/teacher) a teacher refuses this one answer; the others go on
 ├── TeacherUnusable       a teacher cannot be reached, or is none for this policy
-├── ServiceDown           the training service cannot be reached, is too slow, or has lost the policy's model
-├── ServiceRefused        the training service refuses a step, or answers otherwise than the Tinker API says
+├── ServiceDown           the training service cannot be reached, is too slow, or refuses a request
+├── ServiceRefused        the Tinker API has no step of this kind, or the service gives another adapter than wanted
 ├── ModelUnusable         the base model cannot be loaded, or does not compute its logits as we do
 └── AdapterError
     ├── AdapterExists     the folder exists; adapters are never overwritten
@@ -93,12 +93,12 @@ class TeacherUnusable(TrainerError):
 
 
 class ServiceDown(TrainerError):
-    """The training service cannot be reached, took too long, or has lost the policy's model. The step waits and begins
-    again from what was saved."""
+    """The training service cannot be reached, is too slow, or refuses a request. The step waits and begins again from
+    what was saved."""
 
 
 class ServiceRefused(TrainerError):
-    """The training service refuses a step, or answers otherwise than the Tinker API says."""
+    """The Tinker API has no step of this kind, or the service gives another adapter than wanted."""
 
 
 class ModelUnusable(TrainerError):

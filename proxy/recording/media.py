@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-PAYLOADS = {
-    "image_url": "url",
-    "audio_url": "url",
-    "video_url": "url",
-    "input_audio": "data",
-    "file": "file_data",
-}
-"""Field of a part of a message -> where in it the content is, as a data URL or in base64 alone."""
+ADDRESSES = frozenset({"url", "image_url", "audio_url", "video_url", "file_url"})
+"""Fields with an address, or with a content as a data URL."""
+CONTENTS = frozenset({"file_data", "image_embeds"})
+"""Fields with a content, in base64 or as a data URL."""
+DESCRIPTIONS = frozenset({"media_type", "format"})
+"""Fields beside which `data` is a content: Anthropic's images and documents, OpenAI's audio."""
+HINTS = (b"_url", b"url", b"data", b"embeds", b"\\u")
+"""A message without any of these has no content; a name may be written with escapes."""
 HASH = "sha256:"
 """What a hash begins with; 64 hex digits follow."""
 
@@ -23,50 +23,54 @@ HASH = "sha256:"
 def hashed(messages: Sequence[msgspec.Raw]) -> tuple[list[msgspec.Raw], int]:
     """Return the messages with hashes in place of contents, and how many contents there were.
 
-    A hash is that of the decoded bytes, so that of the file itself. Addresses of files elsewhere stay. A message in
-    which nothing is hashed is the same object.
+    A hash is that of the decoded bytes, so that of the file itself. Addresses of files elsewhere stay. Texts, and
+    arguments and results of tools that are texts, are left alone. A message in which nothing is hashed is the same
+    object.
     """
-    made, total = [], 0
+    result, total = [], 0
     for message in messages:
+        written = bytes(message)
         count = 0
-        # A name may be written with escapes.
-        if any(name.encode() in bytes(message) for name in (*PAYLOADS, "\\u")):
+        if any(hint in written for hint in HINTS):
             decoded = msgspec.json.decode(message)
-            count = _hash_parts(decoded)
-        made.append(msgspec.Raw(msgspec.json.encode(decoded)) if count else message)
+            count = _hash_inside(decoded)
+        result.append(msgspec.Raw(msgspec.json.encode(decoded)) if count else message)
         total += count
-    return made, total
+    return result, total
 
 
-def _hash_parts(message: Any) -> int:
-    """Hash the contents of one decoded message in place. Return how many there were."""
-    content = message.get("content") if isinstance(message, dict) else None
+def _hash_inside(value: Any) -> int:
+    """Hash the contents in a decoded value in place. Return how many there were."""
+    if isinstance(value, list):
+        return sum(map(_hash_inside, value))
+    if not isinstance(value, dict):
+        return 0
     count = 0
-    for part in content if isinstance(content, list) else ():
-        for field, inner in PAYLOADS.items() if isinstance(part, dict) else ():
-            value = part.get(field)
-            if isinstance(value, str):
-                holder, key = part, field
-            elif isinstance(value, dict) and isinstance(value.get(inner), str):
-                holder, key = value, inner
-            else:
-                continue
-            if is_content(holder[key], is_url=inner == "url"):
-                holder[key] = hash_of(holder[key])
-                count += 1
+    for name, inner in value.items():
+        if isinstance(inner, str) and _is_content(name, inner, value):
+            value[name] = hash_of(inner)
+            count += 1
+        elif not isinstance(inner, str):
+            count += _hash_inside(inner)
     return count
 
 
-def is_content(text: str, *, is_url: bool) -> bool:
-    """Return whether the text is a file's content, rather than its address or a hash."""
-    return text[:5].lower() == "data:" or not (is_url or text.startswith(HASH))
+def _is_content(name: str, text: str, beside: dict[str, Any]) -> bool:
+    """Return whether a field's text is a content, rather than an address, a hash or a text."""
+    if text.startswith(HASH):
+        return False
+    if name in ADDRESSES:
+        return text.lstrip()[:5].lower() == "data:"
+    return name in CONTENTS or (name == "data" and not DESCRIPTIONS.isdisjoint(beside))
 
 
 def hash_of(text: str) -> str:
-    """Return the hash of a data URL's content, or of what is base64 alone. What is neither is hashed as it is."""
-    head, comma, data = text.partition(",")
+    """Return the hash of a content: of the bytes that base64 stands for, in a data URL or alone, else of the text."""
+    head, comma, after = text.strip().partition(",")
+    data = after if comma else head
+    is_base64 = not comma or head.lower().endswith(";base64")
     try:
-        content = base64.b64decode(data if comma else text, validate=True) if not comma or "base64" in head else None
+        content = base64.b64decode("".join(data.split()), validate=True) if is_base64 else None
     except (binascii.Error, ValueError):
         content = None
     return HASH + hashlib.sha256(text.encode("utf-8", "replace") if content is None else content).hexdigest()

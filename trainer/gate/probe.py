@@ -22,7 +22,7 @@ import msgspec
 
 from trainer.domain.claims import Claim, Probe, ToolChat
 from trainer.domain.figures import mean_k3
-from trainer.domain.gate.parity import Parity, Readings, parity, unshared
+from trainer.domain.gate.parity import Parity, Readings, parity, parity_without_share
 from trainer.domain.rows import Row
 from trainer.domain.timing import Phases
 from trainer.errors import TrainerError
@@ -304,7 +304,7 @@ def _compared(own: Answers, before: Answers, noise: float, learner: Engine) -> t
         readings = Readings(own.logprobs, trained, own.read_by(learner), contexts=own.contexts)
     if not readings.is_effect_large(noise):
         if not learner.can_double:
-            return unshared(readings, noise), mean_k3(before.logprobs, before_T)
+            return parity_without_share(readings, noise), mean_k3(before.logprobs, before_T)
         with learner.doubled():
             readings = replace(readings, doubled=own.read_by(learner))
     return parity(readings, noise), mean_k3(before.logprobs, before_T)

@@ -1,6 +1,7 @@
 """Keep the learner of each policy between its steps."""
 
 from collections import Counter
+from collections.abc import Callable
 
 from trainer.domain.claims import Claim
 from trainer.domain.timing import Device
@@ -24,9 +25,14 @@ class Learners:
         self.device = Device() if trainer.policies_at_once > 1 else None
         """What the steps share that are taken at the same time; None: one after the other."""
         self.denied: Counter[str] = Counter()
-        """How often in a row a policy did not get the accelerator, or not enough of its memory."""
+        """How often in a row a policy did not get the accelerator, enough of its memory, or a training service."""
         self.unreadable: set[str] = set()
         """Versions that could not be read and have already been reported."""
+
+    def renewed_by(self, renew: Callable[[], None]) -> None:
+        """Have `renew` called where a training service is waited for, as for a whole update or in the gate."""
+        if isinstance(self.makes, Services):
+            self.makes.renew = renew
 
     def take(self, claim: Claim) -> Engine:
         """Return the learner at the claim's version_in. It belongs to the step until `keep` takes it back."""

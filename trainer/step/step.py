@@ -104,6 +104,7 @@ def _take_claimed(
         store.renew(claim, lease_s)
         pause.renew()
 
+    learners.renewed_by(partial(_renewing(renew, lease_s), 0, 0))
     phases = Phases(renew, learners.device, lease_s)
     rows: tuple[Row, ...] = ()
     try:
@@ -140,11 +141,7 @@ def _take_claimed(
         del learner
         return _take_claimed(claim, store, learners, replicas, settings, unfit | error.trajectory_ids)
     except (DeviceBusy, OutOfMemory, ServiceDown) as busy:
-        retry_s = min(RETRY_S * 2 ** learners.denied[claim.policy], LONGEST_RETRY_S)
-        learners.denied[claim.policy] += 1
-        store.pauses.hand_back(claim, datetime.now(UTC), retry_s)
-        log.warning("step %s waits %.0f s: %s", claim.id, retry_s, busy)
-        return False
+        return _wait(claim, busy, store, learners)
     except (AdapterMismatch, AdapterDamaged, NotPublished) as error:
         return _unreadable(claim, str(error), store, learners, phases)
     except (TeacherUnusable, ServiceRefused) as error:
@@ -164,6 +161,8 @@ def _take_claimed(
         # A backward pass takes about twice as long as a forward pass.
         stepped = SteppedRows(rows, figures.mismatch_k3, phases.seconds("train") / 3 / figures.read_tokens)
         probe = load_and_probe(replicas, claim, folder, learner, stepped, store, settings, phases)
+    except ServiceDown as down:
+        return _wait(claim, down, store, learners)
     except CandidateUnfit as unfit:
         store.reject(claim, str(unfit), unfit.probe, phases.columns(figures.sampled_tokens))
         log.warning("step %s: version %d rejected: %s", claim.id, claim.version_out, unfit)
@@ -178,6 +177,15 @@ def _take_claimed(
         learners.keep(claim, learner)
         log.info("step %s: version %d is live after %.1f s", claim.id, claim.version_out, timing["seconds"])
     return True
+
+
+def _wait(claim: Claim, why: Exception, store: Store, learners: Learners) -> bool:
+    """Hand the step back for a while, longer each time. Return that it is not over."""
+    retry_s = min(RETRY_S * 2 ** learners.denied[claim.policy], LONGEST_RETRY_S)
+    learners.denied[claim.policy] += 1
+    store.pauses.hand_back(claim, datetime.now(UTC), retry_s)
+    log.warning("step %s waits %.0f s: %s", claim.id, retry_s, why)
+    return False
 
 
 def _write(

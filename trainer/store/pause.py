@@ -59,7 +59,7 @@ class PauseStore:
         }
 
     def hand_back(self, claim: Claim, now: datetime, retry_s: float) -> None:
-        """Release a step that never began.
+        """Release a step that cannot go on now.
 
         After `retry_s` any worker may take it again, and this attempt does not count.
 

@@ -10,8 +10,8 @@ from whetstone.config.trainer import LossName, TrainerSettings
 LOSSES: tuple[LossName, ...] = ("cispo", "dapo", "grpo", "dr_grpo")
 """The losses of `trainer.loss` that the API knows."""
 ALONE: tuple[str, ...] = (
-    "objective", "kl_weight", "entropy_weight", "replay_share", "echo_weight", "max_sequence_ratio", "sharding",
-    "quantisation", "processes", "policies_at_once",
+    "objective", "kl_weight", "entropy_weight", "replay_share", "echo_weight", "max_ratio", "max_sequence_ratio",
+    "tv_regulariser", "lora_alpha", "backend", "sharding", "quantisation", "processes", "policies_at_once",
 )  # fmt: skip
 """Settings of the trainer that mean something only where it computes by itself: they keep their defaults."""
 
@@ -27,10 +27,11 @@ class TrainingServiceSettings(Section):
     api_key_env: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds its API key; unset: no key is sent."""
     sums: Literal["tokens", "row_means"] = "tokens"
-    """What the server's loss adds up: all tokens, as Tinker does, or first takes the mean of each row, and then that of
-    the rows, as SkyRL does. Wrong, rows of different lengths weigh differently than `trainer.loss` says."""
+    """What the server's loss adds up: all tokens, as Tinker does (`tokens`), or the means of the rows, which are
+    averaged, as SkyRL's JAX backend does (`row_means`). If it is set wrongly, rows of different lengths weigh
+    differently than `trainer.loss` says."""
     timeout_s: float = Field(600, gt=0)
-    """Longest that the server may take for one request, or be out of reach, before the step waits and begins again."""
+    """Longest that the server may take for one piece of work, before the step waits and begins again."""
 
     def check(self, trainer: TrainerSettings) -> None:
         """Check that a service can do what the trainer's settings ask for.

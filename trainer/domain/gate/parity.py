@@ -22,7 +22,8 @@ SMALLEST_K3, LARGEST_K3 = 1e-3, 0.1
 SHARE_OFF = 0.32
 """By how much the served share of an adapter may be off 1 ... In 16 bits a layer's output is rounded before the
 adapter's small change is added and rounded again, which loses part of the change, and in two programs not the same:
-0.66 to 0.9 for SmolLM2's first versions, served rightly (docs/log/gpu.md). Half the scale is at most 0.5."""
+0.71 to 0.91 for SmolLM2's first versions, served rightly (docs/log/learning.md). Half the scale or half the rank read
+as at most 0.66 (tests/unit/trainer/domain/gate/test_parity.py)."""
 ERRORS = 4.0
 """... and by how many of its standard errors: with fewer, it cannot be told from noise."""
 LARGE_EFFECT = 50.0
@@ -97,9 +98,12 @@ def parity(own: Readings, parent_k3: float) -> Parity:
     return Parity(mean_k3(own.served, own.trained), parent_k3, share, error)
 
 
-def unshared(own: Readings, parent_k3: float) -> Parity:
-    """Compare them where nothing can be read a second time, and what the adapter does is not far above the noise."""
-    return Parity(mean_k3(own.served, own.trained), parent_k3, share=1.0, error=math.inf)
+def parity_without_share(own: Readings, parent_k3: float) -> Parity:
+    """Compare them where nothing can be read a second time, and what the adapter does is not far above the noise.
+
+    Its share is NaN, which rejects nothing.
+    """
+    return Parity(mean_k3(own.served, own.trained), parent_k3, share=math.nan, error=math.nan)
 
 
 def served_share(own: Readings) -> tuple[float, float]:

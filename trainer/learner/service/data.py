@@ -12,13 +12,16 @@ from torch import Tensor
 from trainer.domain.figures import StepFigures
 from trainer.domain.rows import Row
 from trainer.learner import losses
+from trainer.learner.gradient.objective import LARGEST_RATIO
 from trainer.learner.losses import PolicyLoss, Tokens, k3
 from whetstone.config.trainer import Kind, TrainerSettings
 
 MOST_ROWS, MOST_TOKENS = 128, 65_536
 """Of one request, which is a few megabytes of JSON then."""
-LARGEST_RATIO = 1000.0
-"""As `trainer.learner.gradient.objective.LARGEST_RATIO`."""
+
+
+Sums = Literal["tokens", "row_means"]
+"""As `training_service.sums`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def datum_to_read(token_ids: Sequence[int]) -> dict[str, Any]:
     return _datum(token_ids, zeros, zeros)
 
 
-def scale_of(sums: str, row: Row, rows: int) -> float:
+def scale_of(sums: Sums, row: Row, rows: int) -> float:
     """Return what a row's weight is multiplied by, so that the server's sum is the sum over all tokens."""
     return 1.0 if sums == "tokens" else float((len(row.token_ids_T) - 1) * rows)
 
@@ -152,7 +155,7 @@ def figures(
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
+class _Summed:
     loss: float
     surprise: float
     mismatch: float
@@ -163,17 +166,17 @@ class _Sums:
     tokens: int
 
 
-def _summed(update: Update, version_in: int, kind: Kind, loss: losses.Loss) -> _Sums:
+def _summed(update: Update, version_in: int, kind: Kind, loss: losses.Loss) -> _Summed:
     here_S, weights_S, there_S = _of(update, update.logprobs), _of(update, None), _of(update, "inference_logprobs_T")
     sequences_S = torch.cat([torch.full((sum(row.sampled_T),), place) for place, row in enumerate(update.rows)])
     if kind == "sft":
         policy: PolicyLoss = losses.nll(here_S)
-        return _Sums(float(policy.losses_S @ weights_S), float(-here_S.sum()), 0.0, 0, 0, 0.0, 0.0, len(here_S))
+        return _Summed(float(policy.losses_S @ weights_S), float(-here_S.sum()), 0.0, 0, 0, 0.0, 0.0, len(here_S))
     policy = loss(Tokens(here_S, there_S, _of(update, "advantages_T"), sequences_S))
     bounded_S = torch.minimum(here_S, there_S + math.log(LARGEST_RATIO))
     fresh_S = _of(update, "versions_T") == version_in
     ratios_S = (bounded_S - there_S).exp()
-    return _Sums(
+    return _Summed(
         loss=float(policy.losses_S @ weights_S),
         surprise=float(-here_S.sum()),
         mismatch=float(k3(there_S, bounded_S)[fresh_S].sum()),

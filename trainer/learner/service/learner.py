@@ -6,10 +6,8 @@ leaves a model there that may have moved; the next one starts from what was save
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,9 @@ import msgspec
 
 from trainer.domain.base import BaseModel
 from trainer.domain.figures import StepFigures
-from trainer.domain.measured import MeasuredRows, static_measures, without_decided
+from trainer.domain.measured import MeasuredRows
 from trainer.domain.rows import Answer, Row
-from trainer.errors import AdapterMismatch, NotFinite, RowError, ServiceDown, ServiceRefused
+from trainer.errors import AdapterMismatch, NotFinite, RowError, ServiceRefused
 from trainer.learner import updates
 from trainer.learner.backends import base_of, folder_of
 from trainer.learner.base.model_files import end_ids
@@ -89,10 +87,11 @@ class ServiceLearner:
         See `Learner.step`. Drop this learner where anything is raised: the service's model may have moved.
 
         Raises:
-            RowError: no row has a sampled token, or a row's tokens were sampled at another temperature than 1.
-            NotFinite: a logprob is NaN or infinite; the optimizer did not run.
-            ServiceRefused: the kind of step is none that the API has, or the service refuses it.
-            ServiceDown: the service cannot be reached, or is too slow.
+            RowError: no row has a sampled token, a row begins with one, or one was constrained or sampled at another
+                temperature than 1.
+            NotFinite: a logprob or the gradient's norm is NaN or infinite; nothing was saved.
+            ServiceRefused: the kind of step is none that the API has, or the adapter has another rank.
+            ServiceDown: the service cannot be reached, is too slow, or refuses a request.
         """
         if kind not in KINDS:
             raise ServiceRefused(
@@ -102,6 +101,8 @@ class ServiceLearner:
         rows = [row for row in rows if any(row.sampled_T)]
         if not rows:
             raise RowError("no row has a sampled token: there is nothing to learn from")
+        if any(row.sampled_T[0] for row in rows):
+            raise RowError("a row begins with a sampled token, which nothing predicts")
         if kind != "sft" and self.must_measure(rows):
             raise RowError(
                 "a row has constrained tokens, or such of another temperature than 1: they were not measured"
@@ -118,26 +119,27 @@ class ServiceLearner:
             sent = self._data(part, weights, kind)
             logprobs: list[list[float]] = []
             for places in asked:
-                some = [sent[place] for place in places]
-                if on_progress is not None:
-                    self._service.renew = partial(on_progress, done, total)
-                logprobs += self._service.pass_through(self._model_id, some, loss.name, loss.config, backward=True)
+                batch = [sent[place] for place in places]
+                logprobs += self._service.pass_through(self._model_id, batch, loss.name, loss.config, backward=True)
                 done += 1
+                if on_progress is not None:
+                    on_progress(done, total)
             update = data.Update(part, weights, logprobs)
-            _check(update)
+            _check(logprob for row_logprobs in logprobs for logprob in row_logprobs)
             rate = updates.learning_rate(self._settings, self._learning_rate, kind, before + number)
-            norms.append(_norm(self._service.update(self._model_id, self._adam(rate))))
+            norm = _norm(self._service.update(self._model_id, self._adam(rate)))
+            _check([] if norm is None else [norm])
+            norms.append(norm)
             taken.append(update)
         self._state = State(self._service.save(self._model_id), self._at.url, kind, before + len(parts))
         self._files = self._adapter(self._state)
-        self._service.renew = lambda: None
         known = [norm for norm in norms if norm is not None]
         return data.figures(taken, version_in, self._settings, kind, max(known) if known else None, rate)
 
     def must_measure(self, rows: Sequence[Row]) -> bool:
         """Return whether tokens were sampled as the service cannot compute: with a constraint, at another
         temperature."""
-        return any(row.constrained or _is_tempered(row) for row in rows)
+        return any(map(_is_bent, rows))
 
     def measure(
         self,
@@ -146,15 +148,13 @@ class ServiceLearner:
         adapters: Mapping[int, Path | None],
         on_progress: Callable[[int, int], None] | None = None,
     ) -> MeasuredRows:
-        """Return the rows without what lists of ids decided. See `Learner.measure`.
+        """Return the rows without the trajectories that the service cannot compute. See `Learner.measure`.
 
-        Trajectories that a truncation or a grammar bent, or with another temperature than 1, are left out: the service
-        gives the probabilities of sampled tokens alone, at temperature 1.
+        It gives the probabilities of sampled tokens, at temperature 1 and without a constraint, and the recorded ones
+        are those of the distribution that was sampled from.
         """
-        tempered = {row.trajectory_id for row in rows if _is_tempered(row)}
-        plain = [row for row in rows if row.trajectory_id not in tempered]
-        measured = without_decided(plain, static_measures(plain, self.ends))
-        return replace(measured, left_out=measured.left_out | tempered)
+        bent = frozenset(row.trajectory_id for row in rows if _is_bent(row))
+        return MeasuredRows(tuple(row for row in rows if row.trajectory_id not in bent), decided={}, left_out=bent)
 
     def logprobs_of(self, answers: Sequence[Answer]) -> list[list[float]]:
         """Return the logprob of each token of each answer. See `Learner.logprobs_of`."""
@@ -163,8 +163,8 @@ class ServiceLearner:
         sequences = [(*answer.prompt_ids, *answer.token_ids) for answer in answers]
         read: list[list[float]] = []
         for places in data.requests([len(ids) for ids in sequences]):
-            some = [data.datum_to_read(sequences[place]) for place in places]
-            read += self._service.pass_through(self._reads_with, some, "importance_sampling", None, backward=False)
+            batch = [data.datum_to_read(sequences[place]) for place in places]
+            read += self._service.pass_through(self._reads_with, batch, "importance_sampling", None, backward=False)
         return [
             logprobs[len(ids) - 1 - len(answer.token_ids) : len(ids) - 1]
             for logprobs, ids, answer in zip(read, sequences, answers, strict=True)
@@ -215,13 +215,14 @@ class ServiceLearner:
         }
 
     def _created(self, state: State | None, *, optimizer: bool) -> str:
-        model_id = self._service.create(self._name, self._settings.lora_rank, self._seed)
-        if state is not None:
-            self._service.load(model_id, state.saved, optimizer=optimizer)
-        return model_id
+        start = None if state is None else state.saved
+        return self._service.create(self._name, self._settings.lora_rank, self._seed, start, optimizer=optimizer)
 
     def _moments(self, kind: Kind) -> int:
-        """Return how many updates the optimizer's moments are of; those of another kind of step are dropped."""
+        """Return how many updates the optimizer's moments are of.
+
+        Those of another kind of step are dropped, where the service can load weights without them.
+        """
         if self._state is None:
             return 0
         if self._state.kind != kind:
@@ -248,42 +249,41 @@ class ServiceLearner:
 
 
 class Services:
-    """Makes the learners of one service. Its methods are those of the class `Learner`."""
+    """Makes the learners of one service. Its methods are those of the class `Learner`. Other threads may not use it."""
 
     def __init__(self, at: TrainingServiceSettings) -> None:
         self._at = at
+        self.renew: Callable[[], None] = lambda: None
+        """Called while a result is awaited; if it raises, the wait ends."""
 
     def fresh(self, model_path: str, settings: TrainerSettings, seed: int) -> ServiceLearner:
         """Return version 0.
 
         Raises:
             ModelUnusable: the base model's files are not on this machine: it needs them for hashes and sizes.
-            ServiceDown: the service cannot be reached, or refuses its model or our key: no step is at fault.
+            ServiceDown: see `Service`.
         """
-        try:
-            return self._made(model_path, settings, seed, None)
-        except ServiceRefused as error:
-            raise ServiceDown(str(error)) from error
+        return self._made(model_path, settings, seed, None)
 
     def resume(self, model_path: str, adapter_folder: Path, settings: TrainerSettings) -> ServiceLearner:
         """Return the learner that wrote the folder.
 
         Raises:
             AdapterDamaged: the folder's contents are not what was written.
-            AdapterMismatch: it belongs to another base model, or the service does not have its state.
+            AdapterMismatch: it belongs to another base model, or another service trained it, or none.
             ModelUnusable, ServiceDown: see `fresh`.
         """
-        state = read_state(adapter_folder, base_of(model_path), self._at)
-        try:
-            return self._made(model_path, settings, 0, state)
-        except ServiceRefused as error:
-            raise AdapterMismatch(f"{adapter_folder.name} cannot be continued: {error}") from error
+        return self._made(model_path, settings, 0, read_state(adapter_folder, base_of(model_path), self._at))
+
+    def _renewed(self) -> None:
+        self.renew()
 
     def _made(self, model_path: str, settings: TrainerSettings, seed: int, state: State | None) -> ServiceLearner:
         name = self._at.model or model_path
         rate = learning_rate_of(settings, of_folder(folder_of(model_path)).parameters)
         base, ends = base_of(model_path), end_ids(model_path)
-        return ServiceLearner(Service(self._at), base, ends, rate, settings, self._at, name, seed, state)
+        service = Service(self._at, self._renewed)
+        return ServiceLearner(service, base, ends, rate, settings, self._at, name, seed, state)
 
 
 def read_state(adapter_folder: Path, base: BaseModel, at: TrainingServiceSettings) -> State:
@@ -314,16 +314,18 @@ def read_state(adapter_folder: Path, base: BaseModel, at: TrainingServiceSetting
     return state
 
 
-def _is_tempered(row: Row) -> bool:
-    return any(temperature != 1.0 for temperature in row.temperatures_T)
+def _is_bent(row: Row) -> bool:
+    """Return whether tokens were not sampled from the plain distribution of their version."""
+    return bool(row.constrained) or any(temperature != 1.0 for temperature in row.temperatures_T)
 
 
-def _check(update: data.Update) -> None:
-    """Raise NotFinite where a logprob is no number."""
-    if not all(math.isfinite(logprob) for logprobs in update.logprobs for logprob in logprobs):
-        raise NotFinite("the training service gives logprobs that are not finite: the step was not taken")
+def _check(numbers: Iterable[float]) -> None:
+    """Raise NotFinite where a number is none."""
+    if not all(map(math.isfinite, numbers)):
+        raise NotFinite("the training service gives numbers that are not finite: the step was not taken")
 
 
-def _norm(metrics: Mapping[str, float]) -> float | None:
-    """Return the gradient's norm, which servers name differently."""
-    return next((value for name, value in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)
+def _norm(metrics: Mapping[str, float | None]) -> float | None:
+    """Return the gradient's norm, which servers name differently; NaN where it has none."""
+    norms = [value for name, value in metrics.items() if name.rpartition("/")[2] == "grad_norm"]
+    return None if not norms else math.nan if norms[0] is None else norms[0]

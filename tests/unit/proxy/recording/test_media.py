@@ -45,6 +45,18 @@ def of(*parts: Any) -> tuple[list[Any], int]:
             part("file", {"file_data": URL, "filename": "a.pdf"}),
             part("file", {"file_data": SHA256, "filename": "a.pdf"}),
         ),
+        (part("image_url", {"url": f" {URL}\n"}), part("image_url", {"url": SHA256})),
+        (part("image_embeds", ENCODED), part("image_embeds", SHA256)),
+        ({"type": "input_file", "file_data": URL}, {"type": "input_file", "file_data": SHA256}),
+        ({"type": "input_image", "image_url": URL}, {"type": "input_image", "image_url": SHA256}),
+        (
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ENCODED}},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": SHA256}},
+        ),
+        (
+            {"type": "tool_result", "content": [{"source": {"media_type": "image/png", "data": ENCODED}}]},
+            {"type": "tool_result", "content": [{"source": {"media_type": "image/png", "data": SHA256}}]},
+        ),
     ],
 )
 def test_a_content_becomes_the_hash_of_its_bytes(before: Any, after: Any) -> None:
@@ -60,6 +72,7 @@ def test_a_content_becomes_the_hash_of_its_bytes(before: Any, after: Any) -> Non
         part("file", {"file_id": "file-1"}),
         {"type": "text", "text": URL},
         part("image_url", None),
+        {"type": "tool_use", "input": {"data": "x", "url": "u"}},
         "text",
     ],
 )
@@ -74,7 +87,7 @@ def test_what_is_no_base64_is_hashed_as_it_is() -> None:
 
 
 def test_messages_of_text_are_the_same_objects() -> None:
-    messages = [msgspec.Raw(b'{"role":"user","content":"a file, image_url"}'), msgspec.Raw(b'{"role":"user"}')]
+    messages = [msgspec.Raw(b'{"role":"user","content":"a file, image_url, data:"}'), msgspec.Raw(b'{"role":"user"}')]
     after, count = hashed(messages)
     assert count == 0 and all(one is other for one, other in zip(after, messages, strict=True))
 
@@ -101,5 +114,10 @@ def test_a_call_keeps_its_ids_and_cannot_be_continued_by_its_id() -> None:
 
 
 def test_with_redaction_both_are_counted() -> None:
-    assert recorded(media="hash", redact=("email",)).redactions == 1
+    message = {
+        "role": "user",
+        "content": [part("image_url", {"url": URL}), {"type": "text", "text": "bob@example.com"}],
+    }
+    settings = PrivacySettings(media="hash", redact=("email",))
+    assert Redactor(settings).calls([make_call(messages=[message])])[0].redactions == 2
     assert PrivacySettings(media="hash").redacts and not PrivacySettings().redacts

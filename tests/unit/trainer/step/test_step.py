@@ -849,15 +849,20 @@ def test_a_step_without_memory_waits_and_loses_neither_an_attempt_nor_a_trajecto
     assert not training.learners.denied
 
 
+@pytest.mark.parametrize("method", ["step", "logprobs_of"], ids=["in its update", "in the gate"])
 def test_a_service_that_is_down_costs_neither_an_attempt_nor_a_trajectory(
-    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     training.group("g")
+    served = training.fake.learner("starter@v0")
+    own = served.logprobs_of
     with monkeypatch.context() as patched:
-        patched.setattr(Learner, "step", _raising(ServiceDown("training_service: cannot be reached")))
+        patched.setattr(Learner, method, _raising(ServiceDown("training_service: cannot be reached")))
+        patched.setattr(training.fake, "learner", lambda _name: served)
+        patched.setattr(served, "logprobs_of", own)
         assert training.step() is False
     step = training.seed.one(schema.steps, "starter#1")
-    assert (step.state, step.attempt) == ("claimed", 0)
+    assert (step.state, step.attempt) == ("claimed" if method == "step" else "loaded", 0)
     assert "cannot be reached" in caplog.text
     training.lease_ends()
     assert training.step() is True
@@ -882,7 +887,7 @@ def _raising(error: Exception) -> Callable[..., Any]:
 
 
 def test_a_training_service_makes_the_learners_where_one_is_set(tmp_path: Path) -> None:
-    rules = RULES.model_copy(update={"loss": "dapo"})
+    rules = TrainerSettings(loss="dapo")
     service = TrainingServiceSettings(url="http://127.0.0.1:9")
     settings = Settings(data=tmp_path, trainer=rules, training_service=service)
     assert isinstance(Learners(settings).makes, Services)
