@@ -73,4 +73,4 @@ def hash_of(text: str) -> str:
         content = base64.b64decode("".join(data.split()), validate=True) if is_base64 else None
     except (binascii.Error, ValueError):
         content = None
-    return HASH + hashlib.sha256(text.encode("utf-8", "replace") if content is None else content).hexdigest()
+    return HASH + hashlib.sha256(text.encode(errors="replace") if content is None else content).hexdigest()

@@ -155,7 +155,7 @@ def figures(
 
 
 @dataclass(frozen=True, slots=True)
-class _Summed:
+class _UpdateSums:
     loss: float
     surprise: float
     mismatch: float
@@ -166,17 +166,17 @@ class _Summed:
     tokens: int
 
 
-def _summed(update: Update, version_in: int, kind: Kind, loss: losses.Loss) -> _Summed:
+def _summed(update: Update, version_in: int, kind: Kind, loss: losses.Loss) -> _UpdateSums:
     here_S, weights_S, there_S = _of(update, update.logprobs), _of(update, None), _of(update, "inference_logprobs_T")
     sequences_S = torch.cat([torch.full((sum(row.sampled_T),), place) for place, row in enumerate(update.rows)])
     if kind == "sft":
         policy: PolicyLoss = losses.nll(here_S)
-        return _Summed(float(policy.losses_S @ weights_S), float(-here_S.sum()), 0.0, 0, 0, 0.0, 0.0, len(here_S))
+        return _UpdateSums(float(policy.losses_S @ weights_S), float(-here_S.sum()), 0.0, 0, 0, 0.0, 0.0, len(here_S))
     policy = loss(Tokens(here_S, there_S, _of(update, "advantages_T"), sequences_S))
     bounded_S = torch.minimum(here_S, there_S + math.log(LARGEST_RATIO))
     fresh_S = _of(update, "versions_T") == version_in
     ratios_S = (bounded_S - there_S).exp()
-    return _Summed(
+    return _UpdateSums(
         loss=float(policy.losses_S @ weights_S),
         surprise=float(-here_S.sum()),
         mismatch=float(k3(there_S, bounded_S)[fresh_S].sum()),

@@ -114,11 +114,11 @@ class ServiceLearner:
         done, total = 0, sum(map(len, requests))
         taken: list[data.Update] = []
         norms: list[float | None] = []
-        for number, (part, asked) in enumerate(zip(parts, requests, strict=True)):
+        for number, (part, batches) in enumerate(zip(parts, requests, strict=True)):
             weights = data.weights_of(part, self._settings, kind)
             sent = self._data(part, weights, kind)
             logprobs: list[list[float]] = []
-            for places in asked:
+            for places in batches:
                 batch = [sent[place] for place in places]
                 logprobs += self._service.pass_through(self._model_id, batch, loss.name, loss.config, backward=True)
                 done += 1
