@@ -49,18 +49,17 @@ def _settings() -> str:
         f"`{PREFIX}DATA`, `{PREFIX}TRAINER__LEARNING_RATE`. An unknown key stops the start. "
         f"`{PREFIX}DATABASE_FILE` names a file that has `{PREFIX}DATABASE`, and so for every other: for secrets.\n",
     ]
-    plain = {n: f for n, f in Settings.model_fields.items() if not _is_section(f.annotation)}
+    plain = {n: f for n, f in Settings.model_fields.items() if not _section(f.annotation)}
     lines += _table("At the top", plain)
     for name, field in Settings.model_fields.items():
-        if _is_section(field.annotation):
-            section = (get_args(field.annotation) or (field.annotation,))[0]  # a section may be left out altogether
+        if section := _section(field.annotation):
             lines += _table(f"[{name}]", section.model_fields)
-    plain = {n: f for n, f in ProjectSettings.model_fields.items() if not _is_section(f.annotation)}
+    plain = {n: f for n, f in ProjectSettings.model_fields.items() if not _section(f.annotation)}
     lines += _table("[projects.<name>]", plain)
     lines += _table("[projects.<name>.privacy]", PrivacySettings.model_fields)
     lines += _table("[upstreams.<name>]", UpstreamSettings.model_fields)
     lines += _table("[teachers.<name>]", TeacherSettings.model_fields)
-    plain = {n: f for n, f in RewardSettings.model_fields.items() if not _is_section(f.annotation)}
+    plain = {n: f for n, f in RewardSettings.model_fields.items() if not _section(f.annotation)}
     lines += _table("[learning.<policy>]", plain)
     lines += _table("[[learning.<policy>.rewards]]", RewardFunction.model_fields)
     lines += _table("[learning.<policy>.ruler]", RulerSettings.model_fields)
@@ -70,9 +69,10 @@ def _settings() -> str:
     return "\n".join(lines)
 
 
-def _is_section(annotation: Any) -> bool:
-    parts = get_args(annotation) or (annotation,)
-    return isinstance(parts[0], type) and issubclass(parts[0], BaseModel) and parts[1:] in ((), (NoneType,))
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that a setting is, also where it may be left out; None where it is a single value."""
+    first, *others = get_args(annotation) or (annotation,)
+    return first if isinstance(first, type) and issubclass(first, BaseModel) and others in ([], [NoneType]) else None
 
 
 def _table(title: str, fields: dict[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ CONTENTS = frozenset({"file_data", "image_embeds"})
 """Fields with a content, in base64 or as a data URL."""
 DESCRIPTIONS = frozenset({"media_type", "format"})
 """Fields beside which `data` is a content: Anthropic's images and documents, OpenAI's audio."""
-HINTS = (b"_url", b"url", b"data", b"embeds", b"\\u")
+HINTS = (b"url", b"data", b"embeds", b"\\u")
 """A message without any of these has no content; a name may be written with escapes."""
 HASH = "sha256:"
 """What a hash begins with; 64 hex digits follow."""

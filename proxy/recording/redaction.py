@@ -98,7 +98,7 @@ class Redactor:
             end_user = pseudonym(end_user)
             about |= {"user": end_user} if sampling.get("user") == call.end_user else {}
         pieces_before = text.pieces
-        redacted_messages = [text.json(message) for message in call.messages]
+        messages = [text.json(message) for message in call.messages]
         tools = text.json(call.tools_or_null)
         for_model = {
             name: text.inside(value, numbers=False) for name, value in sampling.items() if name not in NOT_FOR_MODEL
@@ -113,7 +113,7 @@ class Redactor:
             call,
             address=msgspec.structs.replace(address, metadata=metadata, task=task),
             end_user=end_user,
-            messages=redacted_messages,
+            messages=messages,
             tools_or_null=tools,
             sampling=msgspec.Raw(msgspec.json.encode({name: fields[name] for name in sampling})),
             choices=choices,

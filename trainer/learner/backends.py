@@ -9,10 +9,11 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from trainer.domain.base import BaseModel, fingerprint
-from trainer.errors import ModelUnusable
+from trainer.errors import AdapterMismatch, ModelUnusable
 from trainer.learner import hf, unsloth
 from trainer.learner.sharded import backend as sharded
 from whetstone.config.trainer import TrainerSettings
+from whetstone.registry.adapters import read_manifest
 
 
 class Backend(Protocol):
@@ -51,6 +52,18 @@ def base_of(model_path: str | Path) -> BaseModel:
         ModelUnusable: its files do not exist.
     """
     return fingerprint(folder_of(model_path), Path(model_path).name)
+
+
+def check_base(adapter_folder: Path, base: BaseModel) -> None:
+    """Check that an adapter was trained on this base model.
+
+    Raises:
+        AdapterDamaged: its manifest cannot be read.
+        AdapterMismatch: it was trained on another one.
+    """
+    manifest, _ = read_manifest(adapter_folder)
+    if differs := base.differs_in(manifest["base_model"]):
+        raise AdapterMismatch(f"{adapter_folder}: trained on another base model than {base.name}: {differs}")
 
 
 def folder_of(model_path: str | Path) -> Path:

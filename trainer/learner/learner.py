@@ -27,7 +27,7 @@ from trainer.domain.measured import MeasuredRows, spans_to_measure, static_measu
 from trainer.domain.rows import Answer, Row, rows_for_sft
 from trainer.errors import AdapterMismatch, NotFinite, RowError, RowsDoNotFit
 from trainer.learner import updates
-from trainer.learner.backends import backend_of, device_of
+from trainer.learner.backends import backend_of, check_base, device_of
 from trainer.learner.base.quantised import base_parameters
 from trainer.learner.base.residence import Residence
 from trainer.learner.base.shared import SharedBase, shared_base
@@ -42,7 +42,7 @@ from trainer.learner.processes.collective import Alone, Collective, Plan
 from trainer.learner.sharded.lockstep import Free, Lockstep
 from whetstone.config.trainer import PREFERENCES, Kind, Quantisation, TrainerSettings
 from whetstone.memory.learning_rate import learning_rate_of
-from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, is_pulled, read_manifest, verify
+from whetstone.registry.adapters import OPTIMIZER_STATE, AdapterDamaged, is_pulled, verify
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -463,9 +463,7 @@ class Learner:
 
 def _checked_config(adapter_folder: Path, base: BaseModel, settings: TrainerSettings) -> LoraConfig:
     """Return the adapter's configuration. Raises AdapterDamaged and AdapterMismatch as `Learner.resume` does."""
-    manifest, _ = read_manifest(adapter_folder)
-    if differs := base.differs_in(manifest["base_model"]):
-        raise AdapterMismatch(f"{adapter_folder}: trained on another base model than {base.name}: {differs}")
+    check_base(adapter_folder, base)
     config = cast(LoraConfig, LoraConfig.from_pretrained(str(adapter_folder)))
     if (config.r, config.lora_alpha) != (settings.lora_rank, settings.lora_alpha):
         raise AdapterMismatch(

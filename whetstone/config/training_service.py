@@ -7,6 +7,8 @@ from pydantic import Field
 from whetstone.config.rewards import VARIABLE, Section, Url
 from whetstone.config.trainer import LossName, TrainerSettings
 
+Adds = Literal["tokens", "row_means"]
+"""What a server's loss adds up."""
 LOSSES: tuple[LossName, ...] = ("cispo", "dapo", "grpo", "dr_grpo")
 """The losses of `trainer.loss` that the API knows."""
 ALONE: tuple[str, ...] = (
@@ -26,7 +28,7 @@ class TrainingServiceSettings(Section):
     """The base model's name on that server; unset: that of the setting `model`."""
     api_key_env: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds its API key; unset: no key is sent."""
-    sums: Literal["tokens", "row_means"] = "tokens"
+    sums: Adds = "tokens"
     """What the server's loss adds up: all tokens, as Tinker does (`tokens`), or the means of the rows, which are
     averaged, as SkyRL's JAX backend does (`row_means`). If it is set wrongly, rows of different lengths weigh
     differently than `trainer.loss` says."""

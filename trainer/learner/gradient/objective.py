@@ -121,7 +121,7 @@ class Objective:
         if preference is not None:
             measured = self._measured(rows)
             return Terms(rows, preference.slopes_R, measured, tokens, version_in, kind, preference.loss)
-        weights = self._weights(rows, tokens, kind)
+        weights = row_weights(rows, tokens, kind, self._settings)
         measured = self._measured(rows)
         tool_tokens = 0
         if kind == "grpo" and self._settings.echo_weight:
@@ -242,30 +242,6 @@ class Objective:
         with torch.no_grad(), self._model.disable_adapter():
             return among_S, self._reading.read(batch).logprobs_S
 
-    def _weights(self, rows: Sequence[Row], step_tokens: int, kind: Kind) -> list[float]:
-        """Return, for each row, the weight of its tokens in the loss."""
-        if kind in BY_EXAMPLE:
-            return [1 / step_tokens] * len(rows)
-        tokens: Counter[str] = Counter()
-        past_tokens = 0
-        for row in rows:
-            if row.replayed:
-                past_tokens += sum(row.sampled_T)
-            else:
-                tokens[row.trajectory_id] += sum(row.sampled_T)
-        return [
-            self._settings.replay_weight / past_tokens
-            if row.replayed
-            else losses.weight(
-                self._settings.loss,
-                trajectory_tokens=tokens[row.trajectory_id],
-                trajectories=len(tokens),
-                step_tokens=step_tokens,
-                max_answer_tokens=self._settings.max_answer_tokens,
-            )
-            for row in rows
-        ]
-
     def _measured(self, rows: Sequence[Row]) -> frozenset[int]:
         """Return the rows whose distance from the base model is measured: a part drawn at random, the same each time.
 
@@ -286,7 +262,34 @@ class Objective:
         return frozenset(drawn[: max(share, bisect_left(tokens, LEAST_MEASURED_TOKENS) + 1)])
 
 
-def figures_of(parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float, learning_rate: float) -> StepFigures:
+def row_weights(rows: Sequence[Row], step_tokens: int, kind: Kind, settings: TrainerSettings) -> list[float]:
+    """Return, for each row, the weight of its tokens in the loss."""
+    if kind in BY_EXAMPLE:
+        return [1 / step_tokens] * len(rows)
+    tokens: Counter[str] = Counter()
+    past_tokens = 0
+    for row in rows:
+        if row.replayed:
+            past_tokens += sum(row.sampled_T)
+        else:
+            tokens[row.trajectory_id] += sum(row.sampled_T)
+    return [
+        settings.replay_weight / past_tokens
+        if row.replayed
+        else losses.weight(
+            settings.loss,
+            trajectory_tokens=tokens[row.trajectory_id],
+            trajectories=len(tokens),
+            step_tokens=step_tokens,
+            max_answer_tokens=settings.max_answer_tokens,
+        )
+        for row in rows
+    ]
+
+
+def figures_of(
+    parts: Sequence[Terms], summed: Sequence[Sums], grad_norm: float | None, learning_rate: float
+) -> StepFigures:
     """Return the figures of a step from the terms and the sums of each of its updates."""
     tokens = sum(terms.tokens for terms in parts)
     measured = sum(sums.measured for sums in summed)

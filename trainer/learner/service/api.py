@@ -171,8 +171,8 @@ class Service:
         """Return an archive and its path."""
         path = f"training_runs/{model_id}/checkpoints/{checkpoint}/archive"
         response = self._sent("GET", path, None, waits_s=waits_s)
-        if response.is_redirect:
-            return self._downloaded(response.next_request or response.request, path), path
+        if response.next_request is not None:
+            return self._downloaded(response.next_request, path), path
         return response.content, path
 
     def _downloaded(self, request: httpx.Request, path: str) -> bytes:
@@ -237,11 +237,11 @@ class Service:
         Where `waits_s` is given, an outage may last so many seconds. What adds to a gradient is sent once: an answer
         that was lost leaves open whether it was added.
         """
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {"Accept": "application/gzip"} if body is None else {"Content-Type": "application/json"}
         until = time.monotonic() + waits_s
         while True:
             try:
-                content = None if body is None else msgspec.json.encode(body)
-                headers = {"Accept": "application/gzip"} if body is None else {"Content-Type": "application/json"}
                 response = self._http.request(method, path, content=content, headers=headers)
                 if not response.is_error or (path == RESULT and response.status_code == NOT_YET):
                     return response

@@ -1,7 +1,6 @@
-"""Turn rows and losses into what the Tinker API takes, and the logprobs that it returns into a step's figures."""
+"""Turn rows and losses into what the Tinker API takes, and the logprobs that it returns into a step's sums."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,19 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trainer.domain.figures import StepFigures
 from trainer.domain.rows import Row
 from trainer.learner import losses
-from trainer.learner.gradient.objective import LARGEST_RATIO
-from trainer.learner.losses import PolicyLoss, Tokens, k3
+from trainer.learner.gradient.objective import LARGEST_RATIO, Sums, Terms
+from trainer.learner.losses import Tokens, k3
 from whetstone.config.trainer import Kind, TrainerSettings
+from whetstone.config.training_service import Adds
 
 MOST_ROWS, MOST_TOKENS = 128, 65_536
 """Of one request, which is a few megabytes of JSON then."""
-
-
-Sums = Literal["tokens", "row_means"]
-"""As `training_service.sums`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +40,6 @@ def loss_of(settings: TrainerSettings, kind: Kind) -> ServiceLoss:
     if settings.loss == "cispo":
         return ServiceLoss("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": high})
     return ServiceLoss("ppo", {"clip_low_threshold": 1 - low, "clip_high_threshold": 1 + high})
-
-
-def weights_of(rows: Sequence[Row], settings: TrainerSettings, kind: Kind) -> list[float]:
-    """Return, for each row, the weight of its tokens in the loss: `losses.weight`."""
-    tokens: Counter[str] = Counter()
-    for row in rows:
-        tokens[row.trajectory_id] += sum(row.sampled_T)
-    step_tokens = sum(tokens.values())
-    if kind == "sft":
-        return [1 / step_tokens] * len(rows)
-    return [
-        losses.weight(
-            settings.loss,
-            trajectory_tokens=tokens[row.trajectory_id],
-            trajectories=len(tokens),
-            step_tokens=step_tokens,
-            max_answer_tokens=settings.max_answer_tokens,
-        )
-        for row in rows
-    ]
 
 
 def datum(row: Row, weight: float) -> dict[str, Any]:
@@ -93,7 +68,7 @@ def datum_to_read(token_ids: Sequence[int]) -> dict[str, Any]:
     return _datum(token_ids, zeros, zeros)
 
 
-def scale_of(sums: Sums, row: Row, rows: int) -> float:
+def scale_of(sums: Adds, row: Row, rows: int) -> float:
     """Return what a row's weight is multiplied by, so that the server's sum is the sum over all tokens."""
     return 1.0 if sums == "tokens" else float((len(row.token_ids_T) - 1) * rows)
 
@@ -110,96 +85,46 @@ def requests(lengths: Sequence[int]) -> Iterator[range]:
         yield range(start, len(lengths))
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What is known of an update before the optimizer ran."""
+def sums_of(terms: Terms, logprobs: Sequence[Sequence[float]], settings: TrainerSettings) -> Sums:
+    """Return the sums over an update's tokens, by the service's logprobs of each row's targets.
 
-    rows: Sequence[Row]
-    weights: Sequence[float]
-    logprobs: Sequence[Sequence[float]]
-    """For each row, those of all its targets."""
-
-
-def figures(
-    updates: Sequence[Update],
-    version_in: int,
-    settings: TrainerSettings,
-    kind: Kind,
-    grad_norm: float | None,
-    learning_rate: float,
-) -> StepFigures:
-    """Return the figures of a step.
-
-    Its entropy is an estimate: the mean of -log π over the sampled tokens, which is the entropy where the policy itself
-    sampled them. The distance from the base model is not measured.
+    Their entropy is an estimate: the sum of -log π over the sampled tokens, whose mean is the entropy where the policy
+    itself sampled them. The distance from the base model is not measured.
     """
+    rows = terms.rows
+    here_S = _sampled(rows, [(math.nan, *each) for each in logprobs])
+    weights_S = _sampled(rows, [[weight] * len(row.sampled_T) for row, weight in zip(rows, terms.weights, strict=True)])
+    sums = Sums(entropy=float(-here_S.sum()), read=sum(len(row.token_ids_T) for row in rows))
+    if terms.kind == "sft":
+        sums.loss = float(losses.nll(here_S).losses_S @ weights_S)
+        return sums
+    there_S = _sampled(rows, [row.inference_logprobs_T for row in rows])
+    advantages_S = _sampled(rows, [row.advantages_T for row in rows])
+    sequences_S = torch.cat([torch.full((sum(row.sampled_T),), place) for place, row in enumerate(rows)])
     loss = losses.policy_loss(settings.loss, settings.clip_low, settings.clip_high, settings.tv_regulariser)
-    parts = [_summed(update, version_in, kind, loss) for update in updates]
-    tokens = sum(part.tokens for part in parts)
-    first = parts[0]
-    squares = sum(part.squares for part in parts)
-    return StepFigures(
-        loss=sum(part.loss * part.tokens for part in parts) / tokens,
-        kl=None,
-        entropy=sum(part.surprise for part in parts) / tokens,
-        mismatch_k3=first.mismatch / first.fresh if first.fresh else None,
-        fresh_share=sum(part.fresh for part in parts) / tokens,
-        masked_share=sum(part.masked for part in parts) / tokens,
-        effective_share=sum(part.ratios for part in parts) ** 2 / squares / tokens if squares else None,
-        grad_norm=grad_norm,
-        sampled_tokens=tokens,
-        read_tokens=sum(len(row.token_ids_T) for update in updates for row in update.rows),
-        rows=sum(len(update.rows) for update in updates),
-        learning_rate=learning_rate,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _UpdateSums:
-    loss: float
-    surprise: float
-    mismatch: float
-    fresh: int
-    masked: int
-    ratios: float
-    squares: float
-    tokens: int
-
-
-def _summed(update: Update, version_in: int, kind: Kind, loss: losses.Loss) -> _UpdateSums:
-    here_S, weights_S, there_S = _of(update, update.logprobs), _of(update, None), _of(update, "inference_logprobs_T")
-    sequences_S = torch.cat([torch.full((sum(row.sampled_T),), place) for place, row in enumerate(update.rows)])
-    if kind == "sft":
-        policy: PolicyLoss = losses.nll(here_S)
-        return _UpdateSums(float(policy.losses_S @ weights_S), float(-here_S.sum()), 0.0, 0, 0, 0.0, 0.0, len(here_S))
-    policy = loss(Tokens(here_S, there_S, _of(update, "advantages_T"), sequences_S))
+    policy = loss(Tokens(here_S, there_S, advantages_S, sequences_S))
     bounded_S = torch.minimum(here_S, there_S + math.log(LARGEST_RATIO))
-    fresh_S = _of(update, "versions_T") == version_in
+    fresh_S = _sampled(rows, [row.versions_T for row in rows]) == terms.version_in
     ratios_S = (bounded_S - there_S).exp()
-    return _UpdateSums(
-        loss=float(policy.losses_S @ weights_S),
-        surprise=float(-here_S.sum()),
-        mismatch=float(k3(there_S, bounded_S)[fresh_S].sum()),
-        fresh=int(fresh_S.sum()),
-        masked=int(policy.masked_S.sum()),
-        ratios=float(ratios_S.sum()),
-        squares=float(ratios_S.square().sum()),
-        tokens=len(here_S),
+    sums.loss = float(policy.losses_S @ weights_S)
+    sums.mismatch = float(k3(there_S, bounded_S)[fresh_S].sum())
+    sums.fresh = sums.compared = float(fresh_S.sum())
+    sums.masked = float(policy.masked_S.sum())
+    sums.ratios, sums.squares = float(ratios_S.sum()), float(ratios_S.square().sum())
+    return sums
+
+
+def _sampled(rows: Sequence[Row], values: Sequence[Sequence[float]]) -> Tensor:
+    """Return the values at the S sampled tokens; `values` has one for each token of each row."""
+    return torch.tensor(
+        [
+            value
+            for row, each in zip(rows, values, strict=True)
+            for value, sampled in zip(each, row.sampled_T, strict=True)
+            if sampled
+        ],
+        dtype=torch.float64,
     )
-
-
-def _of(update: Update, what: str | Sequence[Sequence[float]] | None) -> Tensor:
-    """Return a field of the rows, the logprobs of their targets, or the rows' weights, at the S sampled tokens."""
-    found: list[float] = []
-    for place, row in enumerate(update.rows):
-        if isinstance(what, str):
-            values: Sequence[float] = getattr(row, what)
-        elif what is None:
-            values = [update.weights[place]] * len(row.sampled_T)
-        else:
-            values = (math.nan, *what[place])
-        found += [value for value, sampled in zip(values, row.sampled_T, strict=True) if sampled]
-    return torch.tensor(found, dtype=torch.float64)
 
 
 def _datum(token_ids: Sequence[int], logprobs: Sequence[float], advantages: Sequence[float]) -> dict[str, Any]:

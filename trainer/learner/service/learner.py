@@ -19,15 +19,16 @@ from trainer.domain.measured import MeasuredRows
 from trainer.domain.rows import Answer, Row
 from trainer.errors import AdapterMismatch, NotFinite, RowError, ServiceRefused
 from trainer.learner import updates
-from trainer.learner.backends import base_of, folder_of
+from trainer.learner.backends import base_of, check_base, folder_of
 from trainer.learner.base.model_files import end_ids
+from trainer.learner.gradient.objective import Sums, Terms, figures_of, row_weights
 from trainer.learner.service import data
 from trainer.learner.service.api import Checkpoint, Service
 from whetstone.config.trainer import Kind, Quantisation, TrainerSettings
 from whetstone.config.training_service import TrainingServiceSettings
 from whetstone.memory.learning_rate import learning_rate_of
 from whetstone.memory.model_files import of_folder
-from whetstone.registry.adapters import CONFIG, read_manifest, verify
+from whetstone.registry.adapters import CONFIG, verify
 
 STATE = "training_service.json"
 """File of an adapter's folder: where the service has the weights and the optimizer."""
@@ -112,10 +113,12 @@ class ServiceLearner:
         before = self._moments(kind)
         requests = [list(data.requests([len(row.token_ids_T) for row in part])) for part in parts]
         done, total = 0, sum(map(len, requests))
-        taken: list[data.Update] = []
-        norms: list[float | None] = []
+        terms: list[Terms] = []
+        summed: list[Sums] = []
+        norms: list[float] = []
         for number, (part, batches) in enumerate(zip(parts, requests, strict=True)):
-            weights = data.weights_of(part, self._settings, kind)
+            tokens = sum(sum(row.sampled_T) for row in part)
+            weights = row_weights(part, tokens, kind, self._settings)
             sent = self._data(part, weights, kind)
             logprobs: list[list[float]] = []
             for places in batches:
@@ -124,17 +127,16 @@ class ServiceLearner:
                 done += 1
                 if on_progress is not None:
                     on_progress(done, total)
-            update = data.Update(part, weights, logprobs)
             _check(logprob for row_logprobs in logprobs for logprob in row_logprobs)
             rate = updates.learning_rate(self._settings, self._learning_rate, kind, before + number)
             norm = _norm(self._service.update(self._model_id, self._adam(rate)))
-            _check([] if norm is None else [norm])
-            norms.append(norm)
-            taken.append(update)
+            norms += [] if norm is None else [norm]
+            _check(norms)
+            terms.append(Terms(part, weights, frozenset(), tokens, version_in, kind))
+            summed.append(data.sums_of(terms[-1], logprobs, self._settings))
         self._state = State(self._service.save(self._model_id), self._at.url, kind, before + len(parts))
         self._files = self._adapter(self._state)
-        known = [norm for norm in norms if norm is not None]
-        return data.figures(taken, version_in, self._settings, kind, max(known) if known else None, rate)
+        return figures_of(terms, summed, max(norms, default=None), rate)
 
     def must_measure(self, rows: Sequence[Row]) -> bool:
         """Return whether tokens were sampled as the service cannot compute: with a constraint, at another
@@ -263,7 +265,7 @@ class Services:
             ModelUnusable: the base model's files are not on this machine: it needs them for hashes and sizes.
             ServiceDown: see `Service`.
         """
-        return self._made(model_path, settings, seed, None)
+        return self._made(model_path, base_of(model_path), settings, seed, None)
 
     def resume(self, model_path: str, adapter_folder: Path, settings: TrainerSettings) -> ServiceLearner:
         """Return the learner that wrote the folder.
@@ -273,15 +275,18 @@ class Services:
             AdapterMismatch: it belongs to another base model, or another service trained it, or none.
             ModelUnusable, ServiceDown: see `fresh`.
         """
-        return self._made(model_path, settings, 0, read_state(adapter_folder, base_of(model_path), self._at))
+        base = base_of(model_path)
+        return self._made(model_path, base, settings, 0, read_state(adapter_folder, base, self._at))
 
     def _renewed(self) -> None:
         self.renew()
 
-    def _made(self, model_path: str, settings: TrainerSettings, seed: int, state: State | None) -> ServiceLearner:
+    def _made(
+        self, model_path: str, base: BaseModel, settings: TrainerSettings, seed: int, state: State | None
+    ) -> ServiceLearner:
         name = self._at.model or model_path
         rate = learning_rate_of(settings, of_folder(folder_of(model_path)).parameters)
-        base, ends = base_of(model_path), end_ids(model_path)
+        ends = end_ids(model_path)
         service = Service(self._at, self._renewed)
         return ServiceLearner(service, base, ends, rate, settings, self._at, name, seed, state)
 
@@ -294,9 +299,7 @@ def read_state(adapter_folder: Path, base: BaseModel, at: TrainingServiceSetting
         AdapterMismatch: it belongs to another base model, or was not trained by this service.
     """
     verify(adapter_folder)
-    manifest, _ = read_manifest(adapter_folder)
-    if differs := base.differs_in(manifest["base_model"]):
-        raise AdapterMismatch(f"{adapter_folder}: trained on another base model than {base.name}: {differs}")
+    check_base(adapter_folder, base)
     try:
         state = msgspec.json.decode((adapter_folder / STATE).read_bytes(), type=State)
     except FileNotFoundError:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from trainer.domain.rows import Row
+from trainer.learner.gradient.objective import Terms, figures_of, row_weights
 from trainer.learner.service import data
 from whetstone.config.trainer import LossName, TrainerSettings
 
@@ -56,7 +57,7 @@ def test_row_means_add_up_to_all_tokens() -> None:
     """The mean over rows of each row's mean over its targets, with scaled weights, is the plain sum."""
     rows = [row("a", 1.0, 5), row("b", -1.0, 9)]
     settings = TrainerSettings(loss="dapo")
-    weights = data.weights_of(rows, settings, "grpo")
+    weights = row_weights(rows, 2 + 6, "grpo", settings)
     losses = [[0.1 * place for place in range(len(one.token_ids_T) - 1)] for one in rows]
     plain = sum(weight * sum(each) for weight, each in zip(weights, losses, strict=True))
     scaled = [weight * data.scale_of("row_means", one, 2) for weight, one in zip(weights, rows, strict=True)]
@@ -75,8 +76,9 @@ def test_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_by_hand() -> None:
     """Two tokens of version 4 each moved from -0.5 to -0.5 + ln 2 and stayed, with ratios 2 and 1."""
     settings = TrainerSettings(loss="dapo")
-    update = data.Update([row(advantage=1.0)], [0.5], [[0.0, 0.0, -0.5 + math.log(2), -0.5]])
-    figures = data.figures([update], 4, settings, "grpo", 3.0, 1e-4)
+    terms = Terms([row(advantage=1.0)], [0.5], frozenset(), tokens=2, version_in=4, kind="grpo")
+    sums = data.sums_of(terms, [[0.0, 0.0, -0.5 + math.log(2), -0.5]], settings)
+    figures = figures_of([terms], [sums], 3.0, 1e-4)
     assert figures.loss == pytest.approx(-0.5 * (1.28 + 1.0))  # the first is clipped
     assert figures.masked_share == 0.5 and figures.fresh_share == 1.0
     assert figures.entropy == pytest.approx((0.5 - math.log(2) + 0.5) / 2)
