@@ -62,10 +62,11 @@ def choose(
     now: datetime,
     settings: TrainerSettings,
     *,
+    live_since: datetime | None = None,
     by_hand: bool = False,
 ) -> Choice:
-    """Choose the groups of the next step. `by_hand`: whether it was requested by hand; it is then due with anything
-    that can teach.
+    """Choose the groups of the next step. `live_since`: when the live version was promoted; None: long ago.
+    `by_hand`: whether it was requested by hand; it is then due with anything that can teach.
 
     Uniform groups are dropped before the batch (as DAPO's dynamic sampling does, arXiv 2503.14476): the better the
     policy, the more of them there are, and a step of a few groups that differ would be as large as one of many.
@@ -73,8 +74,9 @@ def choose(
     A step is due with `groups_per_step` other groups, or `singles_per_step` trajectories that are alone, or parts of
     both that add up to a whole; after `step_waits_s`, `min_groups_per_step` are enough. In addition, `min_fresh_share`
     of their sampled tokens must lie in trajectories that the live version answered from beginning to end, or the oldest
-    group must have waited for `fresh_waits_s`. With a `schedule`, the step takes what was closed before the schedule
-    last fired, fresh or not (waiting brings no more), from `min_groups_per_step` on. Of more than
+    group must have waited for `fresh_waits_s` while that version was live: what closed during a long step waits on.
+    With a `schedule`, the step takes what was closed before the schedule last fired, fresh or not (waiting brings no
+    more), from `min_groups_per_step` on. Of more than
     `max_groups_per_step` groups, or SINGLES_LIMIT times `singles_per_step` singles, the oldest are taken, except for
     the places that are reserved for fresh groups.
     """
@@ -97,7 +99,7 @@ def choose(
         taken, waits_for = _scheduled(usable, lineage[0], now, settings, settings.schedule)
     else:
         taken = _within_limits(usable, lineage[0], settings)
-        waits_for = None if by_hand else _not_due(taken, lineage[0], now, settings)
+        waits_for = None if by_hand else _not_due(taken, lineage[0], live_since, now, settings)
     # Until a step is taken, a revised reward may still make their members differ.
     due = waits_for is None
     over = [group.group_id for group in uniform if due or group.waited_s(now) >= settings.fresh_waits_s]
@@ -117,7 +119,9 @@ def _scheduled(
     return taken, f"of what was closed before the schedule last fired ({fired:%Y-%m-%d %H:%M} UTC), {counted}"
 
 
-def _not_due(taken: Sequence[Candidate], live: int, now: datetime, settings: TrainerSettings) -> str | None:
+def _not_due(
+    taken: Sequence[Candidate], live: int, live_since: datetime | None, now: datetime, settings: TrainerSettings
+) -> str | None:
     """Return why these groups make no step due yet (too few, or too stale); None if they do."""
     waited_s = max(group.waited_s(now) for group in taken)
     if not _enough(taken, settings.groups_per_step, settings):
@@ -129,11 +133,15 @@ def _not_due(taken: Sequence[Candidate], live: int, now: datetime, settings: Tra
         if not _enough(taken, settings.min_groups_per_step, settings):
             return _counted(taken, settings.min_groups_per_step, settings)
     fresh, tokens = sum(group.fresh_tokens(live) for group in taken), sum(group.tokens for group in taken)
+    waits = "the oldest has waited"
+    live_s = math.inf if live_since is None else (now - live_since).total_seconds()
+    if live_s < waited_s:
+        waits, waited_s = "that version has been live", live_s
     if fresh >= settings.min_fresh_share * tokens or waited_s >= settings.fresh_waits_s:
         return None
     return (
         f"{fresh / tokens:.0%} of their tokens are version {live}'s, of {settings.min_fresh_share:.0%} needed; "
-        f"the oldest has waited for {waited_s:.0f} of {settings.fresh_waits_s:g} s"
+        f"{waits} for {waited_s:.0f} of {settings.fresh_waits_s:g} s"
     )
 
 

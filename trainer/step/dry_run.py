@@ -13,7 +13,7 @@ from trainer.domain.rows import Row
 from trainer.domain.triggers import choose
 from trainer.step.rewarded import rewarded
 from trainer.store.baselines import read_comparison
-from trainer.store.eligible_groups import policy_names, read_candidates, read_lineage, read_standing
+from trainer.store.eligible_groups import policy_names, read_candidates, read_lineage, read_live_since, read_standing
 from trainer.store.members import read_candidate_members
 from trainer.store.parts import with_parts
 from whetstone.config.rewards import RewardSettings
@@ -81,7 +81,8 @@ def dry_run(
         raise SettingsError(f"there is no policy {policy!r}; there are: {there}")
     candidates = with_parts(connection, project, read_candidates(connection, project, policy), learning)
     lineage = read_lineage(connection, project, policy, standing.live_version)
-    choice = choose(candidates, lineage, now, settings)
+    live_since = read_live_since(connection, project, policy, standing.live_version)
+    choice = choose(candidates, lineage, now, settings, live_since=live_since)
     why_not_due = _why_blocked(standing) or choice.waits_for
     if why_not_due is not None:
         choice = choose(candidates, lineage, now, settings, by_hand=True)

@@ -12,7 +12,13 @@ from trainer.domain.claims import Claim
 from trainer.domain.examples.sft_examples import ExampleSelection
 from trainer.domain.triggers import Choice, choose, last_fired
 from trainer.store.baselines import read_comparison
-from trainer.store.eligible_groups import lock_candidates, read_candidates, read_lineage, unfinished_step
+from trainer.store.eligible_groups import (
+    lock_candidates,
+    read_candidates,
+    read_lineage,
+    read_live_since,
+    unfinished_step,
+)
 from trainer.store.parts import with_parts
 from trainer.store.step_ends import discard, end_step
 from whetstone.config.rewards import RewardSettings
@@ -145,6 +151,7 @@ class Claims:
             read_lineage(self._connection, self._project, policy.id, policy.live_version),
             self._now,
             self._settings,
+            live_since=read_live_since(self._connection, self._project, policy.id, policy.live_version),
             by_hand=by_hand,
         )
         for reason, group_ids in choice.discarded.items():

@@ -48,6 +48,14 @@ def read_lineage(connection: Connection, project: str, policy: str, live: int) -
     return lineage(live, {row.version: row.parent for row in connection.execute(query)})
 
 
+def read_live_since(connection: Connection, project: str, policy: str, live: int) -> datetime | None:
+    """Return when the live version was last promoted; None if that is not recorded."""
+    v = schema.policy_versions.c
+    query = select(v.promoted_at).where(v.project == project, v.policy == policy, v.version == live)
+    since: datetime | None = connection.execute(query).scalar_one_or_none()
+    return since
+
+
 def read_standing(connection: Connection, project: str, policy: str) -> Standing | None:
     """Return the state of the policy; None where there is none of that name."""
     p = schema.policies.c

@@ -50,7 +50,8 @@ class TrainerSettings(Section):
     min_fresh_share: float = Field(0.35, ge=0, le=1)
     """Share of a step's sampled tokens that must come from trajectories of the version that the step starts from."""
     fresh_waits_s: float = Field(120, ge=0)
-    """A step that lacks fresh trajectories starts anyway after this many seconds."""
+    """A step that lacks fresh trajectories starts anyway once its oldest group has waited for this many seconds, and
+    the live version has been live for as long."""
     max_staleness: int = Field(4, ge=0)
     """Most updates between the oldest version that sampled in a trajectory and the version that the step starts from;
     older groups are discarded (`stale`)."""

@@ -106,7 +106,7 @@ def why_not(
     if policy["step_asked_at"] is not None:
         return "a step is requested, and waits for the training worker", "`whetstone logs trainer` says what it does"
     if scored.groups or scored.singles:
-        return _of_scored(name, scored, policy["groups"], trainer, now)
+        return _of_scored(name, scored, policy, trainer, now)
     return _of_groups(scored, policy["groups"], policy["attempts"]) or _of_attempts(policy, was_called, stack)
 
 
@@ -162,7 +162,7 @@ def gain(rewards: Rewards, before: int, after: int, attempts: Attempts) -> dict[
 
 
 def _of_scored(
-    name: str, scored: ScoredGroups, groups: Mapping[str, int], trainer: TrainerSettings, now: datetime
+    name: str, scored: ScoredGroups, policy: Row, trainer: TrainerSettings, now: datetime
 ) -> tuple[str, str]:
     by_hand = f"`whetstone step {name}` trains on what is there"
     worth = scored.worth(trainer)
@@ -170,11 +170,14 @@ def _of_scored(
         return f"{_places(worth)} scored groups wait for the schedule, {trainer.schedule} (UTC)", by_hand
     if worth < trainer.groups_per_step:
         singles = f" ({scored.singles} single attempts count in part)" if scored.singles else ""
-        waiting = groups["open"] + groups["closed"]
+        waiting = policy["groups"]["open"] + policy["groups"]["closed"]
         coming = f"; {waiting} more wait for members or rewards" if waiting else ""
         what = f"{_places(worth)} of the {trainer.groups_per_step} scored groups that start a step"
         return f"{what} are there{singles}{coming}", f"wait for more, lower `trainer.groups_per_step`, or {by_hand}"
-    waited_s = 0.0 if scored.oldest is None else (now - scored.oldest).total_seconds()
+    # A version's answers are waited for since it is live: its step's end, where that was the last one.
+    last_step = policy["last_step"]
+    times = [time for time in (scored.oldest, last_step and last_step["ended_at"]) if time is not None]
+    waited_s = (now - max(times, default=now)).total_seconds()
     if waited_s < trainer.fresh_waits_s + LATE_S:
         return (
             "enough scored groups are there; the step begins, or waits for answers of the live version",

@@ -86,6 +86,19 @@ def test_an_old_group_starts_a_step_without_fresh_ones() -> None:
     assert claimed(group("a", 2, age_s=61), group("b", 2)) == ["a", "b"]
 
 
+@pytest.mark.parametrize(("live_for_s", "due"), [(0, False), (59, False), (60, True)])
+def test_groups_that_closed_during_a_long_step_wait_for_its_version(live_for_s: float, due: bool) -> None:
+    stale = [group("a", 2, age_s=300), group("b", 2, age_s=200)]
+    choice = choose(stale, LINEAGE, NOW, RULES, live_since=NOW - timedelta(seconds=live_for_s))
+    assert bool(choice.claimed) is due
+    assert due or "that version has been live for" in (choice.waits_for or "")
+
+
+def test_fresh_groups_do_not_wait_for_the_time_of_a_version() -> None:
+    fresh = [group("a", 3), group("b", 3)]
+    assert choose(fresh, LINEAGE, NOW, RULES, live_since=NOW).claimed
+
+
 def test_groups_beyond_the_staleness_bound_are_discarded_and_say_so() -> None:
     choice = choose([group("a", 0), group("b", 3)], LINEAGE, NOW, RULES)
     assert choice.discarded == {"stale": ("a",)}

@@ -86,6 +86,11 @@ def test_enough_groups_wait_for_fresh_answers_and_not_for_long(waited_s: float, 
     assert what in sentence(policy(), scored(groups=12, waited_s=waited_s))[0]
 
 
+def test_groups_that_closed_during_a_long_step_wait_for_its_version() -> None:
+    ended = policy(last_step=step("promoted") | {"ended_at": NOW - timedelta(seconds=30)})
+    assert "the step begins" in sentence(ended, scored(groups=12, waited_s=1000))[0]
+
+
 def test_a_schedule_is_named() -> None:
     assert "0 3 * * *" in sentence(policy(), scored(groups=20), schedule="0 3 * * *")[0]
 
