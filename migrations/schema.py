@@ -564,6 +564,22 @@ steps = Table(
     comment="one optimizer update of one policy each",
 )
 
+launches = Table(
+    "launches",
+    metadata,
+    Column("project", Text, primary_key=True, comment="T: the home project"),
+    Column("number", Integer, primary_key=True, comment="T: from 1"),
+    Column("reason", Text, nullable=False, comment="T: which policy had what to do"),
+    Column("steps", Integer, comment="T: steps of all projects that ended while it ran; NULL until then"),
+    Column("exit_code", Integer, comment="T: of the command; below 0 the signal that ended it; NULL until then"),
+    Column("error", Text, comment="T: why it did not start, or how it failed; NULL where it did not"),
+    Column("cost_usd", Float, comment="T: hours times `launcher.usd_per_hour`; NULL where that is not set"),
+    Column("created_at", Utc, nullable=False, comment="T: when the command was started"),
+    Column("ended_at", Utc, comment="T: when it ended; NULL until then"),
+    ForeignKeyConstraint(["project"], ["projects.id"]),
+    comment="runs of the launcher's command, each with its cost",
+)
+
 step_trajectories = Table(
     "step_trajectories",
     metadata,

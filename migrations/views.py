@@ -304,6 +304,14 @@ VIEWS = (
         day=_DAY,
     ),
     _view(
+        "admin_launches",
+        "machines that were started to take steps: why, for how long, at what cost",
+        schema.launches,
+        "project launch=number reason steps exit_code error cost_usd created_at ended_at",
+        launch="its number",
+        created_at="when the command was started",
+    ),
+    _view(
         "admin_step_trajectories",
         "what each step took of each trajectory: the reward as it was then, its advantage, how stale it was",
         schema.step_trajectories,

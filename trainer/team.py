@@ -1,14 +1,15 @@
 """The training worker as several processes: `accelerate launch ... -m trainer.team worker ...` (`up` does it).
 
-The first process is the Celery worker, with the arguments that Celery takes; the others follow it, step by step. When
-one dies, its launcher ends them all, and the launcher's supervisor restarts it.
+The first process is the Celery worker, with the arguments that Celery takes, or a job (`trainer.job`). The others
+follow it, step by step. When one dies, accelerate ends them all, and what started that restarts it.
 """
 
 import signal
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
-from whetstone.config.settings import SettingsError, load
+from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.observability import log_setup
 from whetstone.stack.supervisor import die_with_parent
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run this process until Celery is stopped; Celery's process then stops the others."""
+    """Run this process until the first one is stopped; that one then stops the others."""
     # Launched processes have sessions of their own: a signal that kills the launcher would not reach them.
     die_with_parent(signal.SIGKILL)
     # Imported here because it takes seconds.
@@ -37,17 +38,26 @@ def main() -> None:
         with log_setup.about(process=team.rank):
             follow(team, {})
     else:
-        _lead(team)
+        _lead(team, settings)
     team.leave()
 
 
-def _lead(team: "Team") -> None:
-    from trainer import tasks
+def _lead(team: "Team", settings: Settings) -> None:
+    from trainer import job
     from trainer.learner.processes.remote import Leader
+    from trainer.worker import Worker
 
-    leader = tasks.learners.makes = Leader(team)
+    if sys.argv[1:] == [job.ARGUMENT]:
+        worker = Worker(settings)
+        work = partial(job.run, settings, worker)
+    else:
+        from trainer import tasks
+
+        worker = tasks.worker
+        work = partial(tasks.app.worker_main, sys.argv[1:])
+    leader = worker.learners.makes = Leader(team)
     try:
-        tasks.app.worker_main(sys.argv[1:])
+        work()
     finally:
         leader.dismiss()
 

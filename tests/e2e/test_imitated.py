@@ -1,5 +1,7 @@
-"""Supervised steps on the whole stack: real vLLM, proxy and workers, and a scripted server that teaches."""
+"""Supervised steps on the whole stack, taken by launched jobs: real vLLM, proxy and workers, a scripted teacher."""
 
+import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +25,10 @@ models = {{ teacher = "large" }}
 [trainer]
 groups_per_step = 1
 min_fresh_share = 0.0
+[launcher]
+command = ["{python}", "-m", "trainer.job"]
+idle_s = 10
+usd_per_hour = 3.6
 """
 TOOLS = [{"type": "function", "function": {"name": "roll", "parameters": {"type": "object", "properties": {}}}}]
 CALL = {"id": "call-1", "type": "function", "function": {"name": "roll", "arguments": '{"sides": 6}'}}
@@ -110,7 +116,7 @@ class App:
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     with Teacher() as teacher:
         folder = tmp_path_factory.mktemp("stack")
-        (folder / "whetstone.toml").write_text(CONFIG.format(url=teacher.url))
+        (folder / "whetstone.toml").write_text(CONFIG.format(url=teacher.url, python=sys.executable))
         with up(folder / "data", "--config", str(folder / "whetstone.toml")) as (_, addresses):
             app = App(addresses)
             yield app
@@ -210,3 +216,16 @@ def test_a_warm_up_is_continued_by_policy_gradient_and_imitation_of_the_best_on_
     # What was imitated stands in no policy-gradient step but by its own sampled ids.
     weighed = app.rows("SELECT trajectory_id FROM admin_trajectories WHERE trained_in_step IS NOT NULL")
     assert {row["trajectory_id"] for row in weighed} == {"g0", "g1", "h0", "h1"}
+
+
+def test_jobs_took_all_steps_one_at_a_time_and_each_says_what_it_cost(app: App) -> None:
+    def over() -> list[dict[str, Any]] | None:
+        rows = app.rows("SELECT * FROM admin_launches ORDER BY launch")
+        return rows if rows and rows[-1]["ended_at"] else None
+
+    launches = until(over, 60)
+    steps = app.store.steps("default", "starter")
+    assert sum(row["steps"] for row in launches) == len(steps)
+    assert {(row["exit_code"], row["error"]) for row in launches} == {(0, None)}
+    assert all(row["reason"].startswith("starter: a step") and row["cost_usd"] > 0.009 for row in launches)
+    assert all(one["ended_at"] <= other["created_at"] for one, other in itertools.pairwise(launches))

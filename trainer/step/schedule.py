@@ -20,25 +20,30 @@ def rounds(
     tidy: Callable[[], object],
     take: Callable[[str], bool],
     at_once: int = 1,
-) -> None:
+) -> bool:
     """Continue tests, remove old adapters, take one step of each policy; repeat while any step was taken.
 
     So a policy that always has a next step delays neither the other policies nor its own tests. An error in one policy
     does not stop the others. `at_once`: policies whose steps are taken at the same time, each in a thread.
 
+    Returns:
+        Whether any step was taken.
+
     Raises:
         sqlalchemy.exc.DBAPIError: the database is unreachable.
     """
-    taken = [True]
+    steps, taken = 0, [True]
     while any(taken):
         for policy in policies:
             _guarded(policy, go_on)
         tidy()
         if at_once == 1:
             taken = [_guarded(policy, take) for policy in policies]
-            continue
-        with ThreadPoolExecutor(at_once, thread_name_prefix="step") as threads:
-            taken = list(threads.map(partial(_guarded, act=take), policies))
+        else:
+            with ThreadPoolExecutor(at_once, thread_name_prefix="step") as threads:
+                taken = list(threads.map(partial(_guarded, act=take), policies))
+        steps += sum(taken)
+    return steps > 0
 
 
 def _guarded(policy: str, act: Callable[[str], object]) -> bool:

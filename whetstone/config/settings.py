@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationEr
 
 from whetstone.config.adapters import FILES, AdapterSettings
 from whetstone.config.gate import GateSettings
+from whetstone.config.launcher import LauncherSettings
 from whetstone.config.privacy import PrivacySettings
 from whetstone.config.proxy import PolicyNames, ProxySettings, UpstreamSettings, VllmSettings, policy_name
 from whetstone.config.rewards import JudgeSettings, RewardSettings, Section, Url
@@ -139,6 +140,9 @@ class Settings(Section):
     trainer: TrainerSettings = TrainerSettings()
     training_service: TrainingServiceSettings | None = None
     """A server that computes the steps instead of this machine: `[training_service]` with `url`. Unset: none."""
+    launcher: LauncherSettings | None = None
+    """What starts a training machine when a step is due: `[launcher]` with `command`. Unset: a training worker always
+    runs."""
     adapters: AdapterSettings = AdapterSettings()
     gate: GateSettings = GateSettings()
     learning: dict[str, RewardSettings] = Field(default_factory=dict)

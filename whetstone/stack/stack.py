@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -193,19 +193,28 @@ def training_worker(settings: Settings, supervisor: Supervisor, ours: dict[str, 
         "OMP_WAIT_POLICY": "PASSIVE",
         "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "1"),
     }
-    program, niceness = trainer_program(settings.trainer), settings.trainer.niceness
+    niceness = settings.trainer.niceness
+    if settings.launcher is not None:
+        command = [sys.executable, "-m", "trainer.launcher"]
+        # What it started has as long to end as the launcher gives it.
+        return Part("trainer", command, patient, _says_ready(supervisor, "trainer"), timeout_s=180, niceness=niceness)
+    program = trainer_program(settings.trainer)
     return _worker(supervisor, "trainer", program, TRAINER_QUEUE, patient, ["--pool", "solo"], niceness)
 
 
 def trainer_program(trainer: TrainerSettings) -> list[str]:
     """Return the command: Celery, or a launch of several processes, the first of which runs Celery."""
-    python = str(trainer.python or sys.executable)
-    if trainer.processes == 1:
-        tasks = "trainer.tasks_unsloth" if trainer.backend == "unsloth" else "trainer.tasks"
-        return [python, "-m", "celery", "-A", tasks]
+    if trainer.processes > 1:
+        return several_processes(trainer)
+    tasks = "trainer.tasks_unsloth" if trainer.backend == "unsloth" else "trainer.tasks"
+    return [str(trainer.python or sys.executable), "-m", "celery", "-A", tasks]
+
+
+def several_processes(trainer: TrainerSettings) -> list[str]:
+    """Return the command that launches `trainer.processes` processes; arguments of `trainer.team` come after it."""
     # Despite its name, --multi_gpu also launches processes without a GPU. The port is for their rendezvous.
     return [
-        python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1",
+        str(trainer.python or sys.executable), "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1",
         "--num_processes", str(trainer.processes), "--num_cpu_threads_per_process", str(trainer.threads),
         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "trainer.team",
     ]  # fmt: skip
@@ -252,6 +261,15 @@ def _worker(
     pool: list[str],
     niceness: int = 0,
 ) -> Part:
+    command = [
+        *program, "--quiet", "worker", "--queues", queue, *pool,
+        "--hostname", f"{name}@%h", "--without-gossip", "--without-mingle",
+    ]  # fmt: skip
+    return Part(name, command, ours, _says_ready(supervisor, name), timeout_s=180, niceness=niceness)
+
+
+def _says_ready(supervisor: Supervisor, name: str) -> Callable[[], bool]:
+    """Return what looks whether a part has said in its log that it is ready."""
     log, begin = _log_end(supervisor, name)
 
     def ready() -> bool:
@@ -259,11 +277,7 @@ def _worker(
             file.seek(begin)
             return b" ready." in file.read()
 
-    command = [
-        *program, "--quiet", "worker", "--queues", queue, *pool,
-        "--hostname", f"{name}@%h", "--without-gossip", "--without-mingle",
-    ]  # fmt: skip
-    return Part(name, command, ours, ready, timeout_s=180, niceness=niceness)
+    return ready
 
 
 def _with_addresses(settings: Settings, run: Path) -> Settings:

@@ -240,6 +240,15 @@ def test_a_training_service_reaches_the_programs_that_up_starts():
     assert Settings().training_service is None
 
 
+def test_a_launcher_reaches_the_programs_that_up_starts():
+    settings = Settings(launcher={"command": ("sh", "-c", "exit 3"), "usd_per_hour": 2.5})
+    again = load(environment=as_environment(settings, config=Path(os.devnull)))
+    assert again.launcher == settings.launcher
+    assert Settings().launcher is None
+    with pytest.raises(SettingsError, match="launcher.command"):
+        load(environment={}, config=Path(os.devnull), launcher__idle_s=3)
+
+
 def test_vllm_does_not_sleep_for_a_training_service():
     with pytest.raises(ValidationError, match="set vllm.shares_device to false"):
         Settings(trainer={"loss": "dapo"}, training_service=SERVICE, vllm={"shares_device": True})

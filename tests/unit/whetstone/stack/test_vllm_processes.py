@@ -91,6 +91,12 @@ def test_each_process_sees_its_own_gpus_and_without_gpus_what_up_sees(engine: En
     assert "CUDA_VISIBLE_DEVICES" not in stack.training_worker(Settings(), Supervisor(tmp_path), {}).environment
 
 
+def test_a_launcher_takes_the_place_of_the_training_worker(tmp_path: Path) -> None:
+    settings = Settings(launcher={"command": ("true",)})
+    part = stack.training_worker(settings, Supervisor(tmp_path), {})
+    assert (part.name, part.command[1:]) == ("trainer", ["-m", "trainer.launcher"])
+
+
 def test_each_server_is_given_its_adapters_whatever_the_other_has(two: Any, adapter: str, engine: Engine) -> None:
     first, second = two
     one, other = vllm_processes.parts(settings_of(first.url, second.url), Store(engine))
