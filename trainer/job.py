@@ -20,7 +20,7 @@ from whetstone.stack.stack import several_processes
 if TYPE_CHECKING:
     from trainer.worker import Worker
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("trainer.job")
 ARGUMENT = "job"
 """Makes the first process of `trainer.team` a job."""
 

@@ -38,7 +38,7 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.learners = Learners(settings)
-        self._opened: _Opened | None = None
+        self._resources: _Resources | None = None
         self._telling = threading.Lock()
         """Steps of several policies may end at the same time, and not every sink can be written to from two threads."""
 
@@ -67,9 +67,9 @@ class Worker:
         """Continue candidates that are in tests, remove old adapters, take every step that is due; return whether any
         was taken."""
         try:
-            if self._opened is None:
-                self._opened = _Opened(self._settings)
-            projects = self._opened.projects
+            if self._resources is None:
+                self._resources = _Resources(self._settings)
+            projects = self._resources.projects
             # No two projects have a policy of the same name.
             of = {policy: project for project in projects for policy in project.store.policies()}
             return rounds(
@@ -91,9 +91,9 @@ class Worker:
         self._tell(project, policy, before)
 
     def _take(self, project: "_Project", policy: str) -> bool:
-        assert self._opened is not None
+        assert self._resources is not None
         before = self._ended(project, policy)
-        taken = take_step(policy, project.store, self.learners, self._opened.replicas, project.settings)
+        taken = take_step(policy, project.store, self.learners, self._resources.replicas, project.settings)
         if taken:
             project.sweeper.written()
         # A claim ends steps too: those with nothing to train on, and those that used up their attempts.
@@ -106,11 +106,11 @@ class Worker:
 
     def _tell(self, project: "_Project", policy: str, before: EndedStep | None) -> None:
         """Report the last ended step to the sinks, if it has ended since `before`."""
-        assert self._opened is not None
+        assert self._resources is not None
         ended = self._ended(project, policy)
         if ended is not None and ended != before:
             with self._telling:
-                self._opened.sinks.tell(ended)
+                self._resources.sinks.tell(ended)
 
 
 class _Project:
@@ -126,7 +126,7 @@ class _Project:
         self.sweeper = Sweeper(RetentionStore(engine, own.project, own.home), own, manifests)
 
 
-class _Opened:
+class _Resources:
     """What sweeps use: the database, the servers, the sinks."""
 
     def __init__(self, settings: Settings) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -269,12 +271,24 @@ def test_images_are_those_of_the_recipe_or_pinned() -> None:
             assert image in (ROOT / "docker-compose.yml").read_text(encoding="utf-8"), name
 
 
-def test_the_skypilot_task_is_what_skypilot_says() -> None:
-    task = yaml.safe_load((ROOT / "containers" / "skypilot.yaml").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", ["skypilot.yaml", "skypilot-trainer.yaml"])
+def test_the_skypilot_task_is_what_skypilot_says(name: str) -> None:
+    task = yaml.safe_load((ROOT / "containers" / name).read_text(encoding="utf-8"))
     jsonschema.validate(task, TASK)
     for wrong in ({"acelerators": "H100:2"}, {"disk_size": "much"}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**task, "resources": wrong}, TASK)
+
+
+def test_the_rented_trainer_has_settings_and_extras_that_exist() -> None:
+    task = yaml.safe_load((ROOT / "containers" / "skypilot-trainer.yaml").read_text(encoding="utf-8"))
+    settings = load(environment=task["envs"] | {"WHETSTONE_DATABASE": "postgresql+psycopg://db/whetstone"})
+    assert settings.adapters.is_remote and settings.vllm.urls and settings.database
+    (asked,) = re.findall(r"\.\[(.*?)\]", task["setup"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(asked.split(",")) <= set(project["optional-dependencies"])
+    module = task["run"].split("-m ")[1].strip()
+    assert find_spec(module) is not None
 
 
 def test_what_the_skypilot_task_runs_is_there() -> None:

@@ -20,7 +20,7 @@ from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.database.engine import connect
 from whetstone.observability import log_setup, tracing
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("trainer.launcher")
 
 
 class Launcher:

@@ -69,7 +69,7 @@ class Launches:
             error = "no step ended while the command ran"
         if error is None:
             self._vain, self._paused_until = 0, None
-            log.info("launch %d has ended: %d steps", self._number, steps)
+            log.info("launch %d has ended; steps meanwhile: %d", self._number, steps)
             return
         pause_s = min(FIRST_PAUSE_S * 2**self._vain, LONGEST_PAUSE_S)
         self._vain, self._paused_until = self._vain + 1, now + timedelta(seconds=pause_s)
