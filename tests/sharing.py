@@ -15,8 +15,8 @@ SHARED = {
     "a vLLM": (
         "tests/clients/test_openai.py",
         "tests/docs/test_blocks.py",
-        "tests/e2e/harnesses/test_judged.py",
-        "tests/e2e/harnesses/test_thumbs.py",
+        "tests/e2e/harnesses/faults/test_judged.py",
+        "tests/e2e/harnesses/learning/test_thumbs.py",
         "tests/unit/judge/ruler/test_base_model.py",
         "tests/integration/test_completeness.py",
         "tests/integration/test_differential.py",

@@ -21,7 +21,7 @@ from benchmarks.kit.redis_server import Redis
 from migrations import schema
 from tests.conftest import Seed
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 

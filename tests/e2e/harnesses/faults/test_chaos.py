@@ -16,7 +16,7 @@ from benchmarks.faults.chaos.__main__ import Run, faults_of, moments
 from tests.conftest import Seed
 from whetstone.database.engine import connect
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 PARTS = ("broker", "proxy", "judge", "trainer", "database")
 KILLS, REQUESTS = 5, 2

@@ -25,7 +25,7 @@ from whetstone.registry.adapters import CONFIG, OPTIMIZER_STATE, WEIGHTS
 from whetstone.registry.remote.object_store import ObjectStore
 from whetstone.vllm.client import Vllm
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.slow

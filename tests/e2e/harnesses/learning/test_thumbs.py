@@ -10,7 +10,7 @@ import pytest
 from benchmarks.learning.thumbs import Outcome
 from whetstone.domain.stats import gain, share
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.stack

@@ -28,7 +28,7 @@ from benchmarks.faults.judged.records import (
 )
 from whetstone.stack.supervisor import RESTARTS
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 GROUPS, JUDGEMENTS, KILLS = 3, 2, 1
 SLOTS = GROUPS * JUDGEMENTS

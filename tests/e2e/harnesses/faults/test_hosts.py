@@ -15,7 +15,7 @@ from benchmarks.fakes.json_server import Handler, Server
 from benchmarks.faults.hosts.balancer import Address, Balancer
 from benchmarks.kit.process import await_true
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.slow

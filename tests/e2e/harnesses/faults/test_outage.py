@@ -12,7 +12,7 @@ import pytest
 from benchmarks.faults.apps import AppLedger, SqlLedger
 from benchmarks.faults.outage import CAUGHT_UP_S, Run, faults_of
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 SQL = SqlLedger([("c0", 0)], [("f0", 0)], [], Counter())
 

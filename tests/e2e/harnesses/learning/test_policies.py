@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.learning.policies import PolicySteps, _figures
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from migrations import schema
 from trainer.store.unit_of_work import Store
 from whetstone.database.engine import connect
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 STEPS = 2
 
