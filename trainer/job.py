@@ -1,18 +1,16 @@
 """A training worker for a machine that exists only while there are steps (`python -m trainer.job`).
 
-It takes every step that is due, and ends once there has been none for `launcher.idle_s`. It needs the database, vLLM
-and the adapters; no broker.
+It takes every step that is due, and ends once it has waited for `launcher.idle_s` without one. It needs the database,
+vLLM and the adapters; no broker.
 """
 
 import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from whetstone.config.launcher import LauncherSettings
 from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.observability import log_setup, tracing
 from whetstone.stack.stack import several_processes
@@ -26,7 +24,8 @@ ARGUMENT = "job"
 
 
 def main() -> None:
-    """Run until steps are no longer due, or until SIGTERM or SIGINT: then the step in progress ends first."""
+    """Run until no step is due any more, or until SIGTERM or SIGINT: then the step in progress ends first. A second
+    signal ends the process at once."""
     try:
         settings = load()
     except SettingsError as error:
@@ -51,24 +50,31 @@ def run(settings: Settings, worker: "Worker") -> None:
     log_setup.set_up(settings.log)
     tracing.start(settings.log, "trainer")
     worker.prepare()
-    stopped = threading.Event()
+
+    def stop(number: int, _: object) -> None:
+        worker.stopped.set()
+        signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    default: float = LauncherSettings.model_fields["idle_s"].default
-    idle_s = default if settings.launcher is None else settings.launcher.idle_s
-    log.info("the job takes steps until none has been due for %g s", idle_s)
-    take_steps(worker.sweep, idle_s, settings.sweep_s, stopped)
-    log.info("the job ends: %s", "it was stopped" if stopped.is_set() else f"no step has been due for {idle_s:g} s")
+        signal.signal(number, stop)
+    idle_s = settings.launcher.idle_s
+    log.info("the job takes steps until it has waited for %g s without one", idle_s)
+    take_steps(worker.sweep, idle_s, settings.sweep_s, worker.stopped)
+    log.info("the job ends: %s", "it was stopped" if worker.stopped.is_set() else f"{idle_s:g} s without a step")
 
 
 def take_steps(sweep: Callable[[], bool], idle_s: float, sweep_s: float, stopped: threading.Event) -> None:
-    """Call `sweep` every `sweep_s` seconds until it has taken no step for `idle_s` seconds, or `stopped` is set."""
-    took_at = time.monotonic()
-    while not stopped.is_set() and time.monotonic() - took_at < idle_s:
+    """Call `sweep` until it has taken no step while `idle_s` seconds were waited, or `stopped` is set.
+
+    Only the waiting between sweeps counts: a sweep may take long and take no step, as where vLLM was away.
+    """
+    waited_s = 0.0
+    while not stopped.is_set() and waited_s < idle_s:
         if sweep():
-            took_at = time.monotonic()
+            waited_s = 0.0
         else:
             stopped.wait(sweep_s)
+            waited_s += sweep_s
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class Worker:
         self._settings = settings
         self.learners = Learners(settings)
         self._resources: _Resources | None = None
+        self.stopped = threading.Event()
+        """Once it is set, no further step is taken; the one in progress goes on."""
         self._telling = threading.Lock()
         """Steps of several policies may end at the same time, and not every sink can be written to from two threads."""
 
@@ -92,6 +94,8 @@ class Worker:
 
     def _take(self, project: "_Project", policy: str) -> bool:
         assert self._resources is not None
+        if self.stopped.is_set():
+            return False
         before = self._ended(project, policy)
         taken = take_step(policy, project.store, self.learners, self._resources.replicas, project.settings)
         if taken:

@@ -283,7 +283,9 @@ def test_the_skypilot_task_is_what_skypilot_says(name: str) -> None:
 def test_the_rented_trainer_has_settings_and_extras_that_exist() -> None:
     task = yaml.safe_load((ROOT / "containers" / "skypilot-trainer.yaml").read_text(encoding="utf-8"))
     settings = load(environment=task["envs"] | {"WHETSTONE_DATABASE": "postgresql+psycopg://db/whetstone"})
-    assert settings.adapters.is_remote and settings.vllm.urls and settings.database
+    assert settings.adapters.is_remote and settings.vllm.urls and settings.data.is_absolute()
+    head = (ROOT / "containers" / "skypilot-trainer.yaml").read_text(encoding="utf-8").split("name: whetstone")[0]
+    assert set(re.findall(r'"--secret", "(\w+)"', head.replace("\n#", ""))) == task["secrets"].keys()
     (asked,) = re.findall(r"\.\[(.*?)\]", task["setup"])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert set(asked.split(",")) <= set(project["optional-dependencies"])

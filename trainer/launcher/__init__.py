@@ -1,6 +1,6 @@
-"""The launcher (`python -m trainer.launcher`): the training worker's place where steps are computed by launched jobs.
+"""Start a machine when a step is due, and continue the gate's tests meanwhile (`python -m trainer.launcher`).
 
-Each sweep continues candidates that are in tests, as the worker does, and asks `due` whether any policy has a step to
-take. If so, `launches` runs the command of the settings, which has `python -m trainer.job` take the steps elsewhere;
-`store` records the launch, with its cost. Nothing here needs torch.
+It stands in the training worker's place. `__main__` sweeps as the worker does; where that would take a step, `launches`
+runs the command of the settings, which has `python -m trainer.job` take it elsewhere. `store` records each launch, with
+its cost. Nothing here needs torch.
 """

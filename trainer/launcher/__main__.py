@@ -4,18 +4,19 @@ import logging
 import signal
 import threading
 from datetime import UTC, datetime
+from functools import partial
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from trainer.gate.controller import GateController
 from trainer.gate.handover import HandoverController
-from trainer.launcher.due import why_due
 from trainer.launcher.launches import Launches
 from trainer.launcher.store import LaunchTable
-from trainer.store.eligible_groups import policy_names
+from trainer.step.schedule import guarded
 from trainer.store.gate_tests import GateTables
 from trainer.store.handover import HandoverTables
+from trainer.store.unit_of_work import Store
 from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.database.engine import connect
 from whetstone.observability import log_setup, tracing
@@ -32,44 +33,47 @@ class Launcher:
         Raises:
             SettingsError: `launcher.command` is not set.
         """
-        if settings.launcher is None:
+        if not settings.launcher.command:
             raise SettingsError("launcher.command is not set: it starts the machine that takes the steps")
-        self._projects = [
-            (
-                own,
-                GateController(GateTables(engine, own.project), own),
-                HandoverController(HandoverTables(engine, own.project), own),
-            )
-            for own in settings.of_projects()
-        ]
-        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._projects = [_Project(own, engine) for own in settings.of_projects()]
         self.launches = Launches(settings.launcher, LaunchTable(engine, settings.home))
 
     def sweep(self, now: datetime) -> None:
-        """Do once what is due."""
-        self.launches.look(now)
-        for own, gate, handovers in self._projects:
-            with self._reader.connect() as connection:
-                policies = policy_names(connection, own.project)
-            for policy in policies:
-                gate.go_on(policy, now)
-                handovers.go_on(policy, now)
-        if self.launches.may_start(now) and (reason := self._why_due(now)) is not None:
-            self.launches.start(reason, now)
+        """Do once what is due.
 
-    def _why_due(self, now: datetime) -> str | None:
-        with self._reader.connect() as connection:
-            for own, _, _ in self._projects:
-                for policy in policy_names(connection, own.project):
-                    learning = own.parts_learning_of(policy)
-                    reason = why_due(connection, own.project, policy, own.trainer, now, learning)
-                    if reason is not None:
-                        return reason
-        return None
+        Raises:
+            sqlalchemy.exc.DBAPIError: the database is unreachable.
+        """
+        self.launches.look(now)
+        may_start = self.launches.may_start(now)
+        for project in self._projects:
+            for policy in sorted(project.store.policies()):
+                guarded(policy, partial(project.gate.go_on, now=now))
+                guarded(policy, partial(project.handovers.go_on, now=now))
+                # Groups are discarded by it too, so it is called also while nothing may be started.
+                if guarded(policy, project.look) and may_start:
+                    self.launches.start(str(project.why), now)
+                    may_start = False
+
+
+class _Project:
+    """The objects of one project."""
+
+    def __init__(self, own: Settings, engine: Engine) -> None:
+        self._settings = own
+        self.store = Store(engine, own.project, own.home)
+        self.gate = GateController(GateTables(engine, own.project), own)
+        self.handovers = HandoverController(HandoverTables(engine, own.project), own)
+        self.why: str | None = None
+
+    def look(self, policy: str) -> bool:
+        """Return whether the policy has a step to take; `why` says which."""
+        self.why = self.store.why_due(policy, self._settings.trainer, self._settings.parts_learning_of(policy))
+        return self.why is not None
 
 
 def main() -> None:
-    """Sweep every `sweep_s` seconds until a signal comes."""
+    """Sweep every `sweep_s` seconds until a signal comes; a second signal ends the process at once."""
     try:
         settings = load()
         launcher = Launcher(settings, connect(settings.database_url))
@@ -78,16 +82,24 @@ def main() -> None:
     log_setup.set_up(settings.log)
     tracing.start(settings.log, "trainer")
     stopped = threading.Event()
+
+    def stop(number: int, _: object) -> None:
+        stopped.set()
+        signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    log.info("the launcher is ready.")
+        signal.signal(number, stop)
+    # At every level of the log: `up` waits for this line.
+    logging.getLogger("trainer.launcher.ready").info("the launcher is ready.")
     while not stopped.is_set():
         try:
             launcher.sweep(datetime.now(UTC))
         except DBAPIError as error:
             log.warning("the database did not answer, the next sweep tries again: %s", str(error.orig).strip())
+        except Exception:  # any error: the command runs on, and is looked after at the next sweep
+            log.exception("this sweep failed, the next one tries again")
         stopped.wait(settings.sweep_s)
-    launcher.launches.stop(datetime.now(UTC))
+    launcher.launches.stop()
 
 
 if __name__ == "__main__":

@@ -2,16 +2,17 @@
 
 from datetime import datetime
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Connection, Engine, func, select
 
 from migrations import schema
 
-l = schema.launches.c  # noqa: E741
-_LEFT = "the launcher was killed; whether what it started still ran is not known"
+own = schema.launches.c
+LEFT = "the launcher was killed; whether what it started still ran is not known"
+VAIN = "no step was taken while the command ran"
 
 
 class LaunchTable:
-    """The launches of one project's launcher."""
+    """The launches of one launcher, in its project's rows."""
 
     def __init__(self, engine: Engine, project: str) -> None:
         self._engine = engine
@@ -20,10 +21,10 @@ class LaunchTable:
     def begin(self, reason: str, now: datetime) -> int:
         """Record a launch, and return its number. A former one whose end nobody recorded ends now, without a cost."""
         with self._engine.begin() as connection:
-            own = l.project == self._project
-            left = schema.launches.update().where(own, l.ended_at.is_(None))
-            connection.execute(left.values(ended_at=now, error=_LEFT))
-            number: int = connection.execute(select(func.coalesce(func.max(l.number), 0)).where(own)).scalar_one() + 1
+            left = schema.launches.update().where(own.project == self._project, own.ended_at.is_(None))
+            connection.execute(left.values(ended_at=now, error=LEFT))
+            last = select(func.coalesce(func.max(own.number), 0)).where(own.project == self._project)
+            number: int = connection.execute(last).scalar_one() + 1
             row = {"project": self._project, "number": number, "reason": reason, "created_at": now}
             connection.execute(schema.launches.insert().values(row))
         return number
@@ -31,23 +32,31 @@ class LaunchTable:
     def end(
         self, number: int, now: datetime, *, exit_code: int | None, error: str | None, usd_per_hour: float | None
     ) -> int:
-        """Record how a launch ended, and return the number of steps that ended while it ran, in all projects."""
-        s = schema.steps.c
+        """Record how a launch ended, and return the number of steps that were taken while it ran, in all projects.
+
+        Without an error, one that took no step has VAIN as its error.
+        """
         with self._engine.begin() as connection:
-            own = (l.project == self._project, l.number == number)
-            began: datetime = connection.execute(select(l.created_at).where(*own)).scalar_one()
-            count = select(func.count()).where(s.ended_at >= began, s.ended_at <= now, s.state != "noop")
-            steps: int = connection.execute(count).scalar_one()
-            hours = (now - began).total_seconds() / 3600
-            connection.execute(
-                schema.launches.update()
-                .where(*own)
-                .values(
-                    ended_at=now,
-                    exit_code=exit_code,
-                    error=error,
-                    steps=steps,
-                    cost_usd=None if usd_per_hour is None else usd_per_hour * hours,
-                )
-            )
+            here = (own.project == self._project, own.number == number)
+            began: datetime = connection.execute(select(own.created_at).where(*here)).scalar_one()
+            steps = _steps(connection, began, now)
+            values = {
+                "ended_at": now,
+                "exit_code": exit_code,
+                "error": error if error or steps else VAIN,
+                "steps": steps,
+                "cost_usd": None if usd_per_hour is None else usd_per_hour * (now - began).total_seconds() / 3600,
+            }
+            connection.execute(schema.launches.update().where(*here).values(values))
         return steps
+
+
+def _steps(connection: Connection, began: datetime, ended: datetime) -> int:
+    """Return the number of steps that made a version, or ended without one, in this time.
+
+    Not those that went live: the gate may test a version for hours after its step's machine is gone.
+    """
+    s, v = schema.steps.c, schema.policy_versions.c
+    made = select(func.count()).where(v.step.is_not(None), v.created_at.between(began, ended))
+    without = select(func.count()).where(s.version_out.is_(None), s.ended_at.between(began, ended))
+    return int(connection.execute(made).scalar_one() + connection.execute(without).scalar_one())

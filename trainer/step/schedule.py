@@ -35,18 +35,23 @@ def rounds(
     steps, taken = 0, [True]
     while any(taken):
         for policy in policies:
-            _guarded(policy, go_on)
+            guarded(policy, go_on)
         tidy()
         if at_once == 1:
-            taken = [_guarded(policy, take) for policy in policies]
+            taken = [guarded(policy, take) for policy in policies]
         else:
             with ThreadPoolExecutor(at_once, thread_name_prefix="step") as threads:
-                taken = list(threads.map(partial(_guarded, act=take), policies))
+                taken = list(threads.map(partial(guarded, act=take), policies))
         steps += sum(taken)
     return steps > 0
 
 
-def _guarded(policy: str, act: Callable[[str], object]) -> bool:
+def guarded(policy: str, act: Callable[[str], object]) -> bool:
+    """Return whether `act` returned something true; log its error, if it has one.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the database is unreachable.
+    """
     try:
         return bool(act(policy))
     except (VllmError, StoreError, LeaseLost) as error:

@@ -59,15 +59,8 @@ class Claims:
         A policy that only records takes only steps requested by hand. If a requested step has nothing to train on, it
         is still created, and ends at once with the reason.
         """
-        row = lock(self._connection, self._project, policy)
-        if row is None or row.state == "paused":
-            return None
-        # Locked, because a transaction that ends the step does not lock the policy.
-        unfinished = unfinished_step(self._connection, self._project, policy, lock=True)
-        if unfinished is not None and unfinished.state == "waiting_gate":
-            return None  # its worker is done; `trainer.gate.controller` ends it
-        by_hand = row.step_asked is not None or (unfinished is not None and unfinished.asked_at is not None)
-        if row.state != "training" and not by_hand:
+        row, unfinished = self._locked(policy)
+        if row is None:
             return None
         if unfinished is not None:
             return self._take_over(unfinished, row.next_version)
@@ -76,6 +69,34 @@ class Claims:
         self._update_policy(policy, step_asked=None, step_asked_at=None)
         kind = row.step_asked["kind"]
         return self._new(row) if kind == "grpo" else self._by_examples(row, kind)
+
+    def why_due(self, policy: str) -> str | None:
+        """Return why `next` would claim a step; None if it would claim none. Groups that it would discard are."""
+        row, unfinished = self._locked(policy)
+        if row is None:
+            return None
+        if unfinished is not None:
+            is_left = unfinished.lease_until <= self._now
+            return f"{policy}: the worker of step {unfinished.number} has ended" if is_left else None
+        if row.step_asked is not None:
+            return f"{policy}: a step was requested"
+        choice = self._choice(row, by_hand=False)
+        if choice.claimed:
+            return f"{policy}: a step of {len(choice.claimed)} groups is due"
+        self._discard(choice)
+        return None
+
+    def _locked(self, policy: str) -> tuple[Any, Any]:
+        """Return the rows of the policy and of its unfinished step, locked; no policy where it may take no step."""
+        row = lock(self._connection, self._project, policy)
+        if row is None or row.state == "paused":
+            return None, None
+        # Locked, because a transaction that ends the step does not lock the policy.
+        unfinished = unfinished_step(self._connection, self._project, policy, lock=True)
+        if unfinished is not None and unfinished.state == "waiting_gate":
+            return None, None  # its worker is done; `trainer.gate.controller` ends it
+        by_hand = row.step_asked is not None or (unfinished is not None and unfinished.asked_at is not None)
+        return (row, unfinished) if row.state == "training" or by_hand else (None, None)
 
     def _take_over(self, step: Any, next_version: int) -> Claim | None:
         """Restart a step whose lease has ended: the same trajectories and baselines, another version number."""
@@ -136,26 +157,8 @@ class Claims:
     def _new(self, policy: Any) -> Claim | None:
         """Claim a step that learns from rewards, if one is due or requested."""
         by_hand = policy.step_asked_at is not None
-        # Groups that the schedule does not take yet are not read every second.
-        fired = None
-        if self._settings.schedule is not None and not by_hand:
-            fired = last_fired(self._settings.schedule, self._now)
-        lock_candidates(self._connection, self._project, policy.id, fired)
-        choice = choose(
-            with_parts(
-                self._connection,
-                self._project,
-                read_candidates(self._connection, self._project, policy.id, fired),
-                self._learning,
-            ),
-            read_lineage(self._connection, self._project, policy.id, policy.live_version),
-            self._now,
-            self._settings,
-            live_since=read_live_since(self._connection, self._project, policy.id, policy.live_version),
-            by_hand=by_hand,
-        )
-        for reason, group_ids in choice.discarded.items():
-            discard(self._connection, self._project, group_ids, reason)
+        choice = self._choice(policy, by_hand=by_hand)
+        self._discard(choice)
         if not choice.claimed and not by_hand:
             return None
         baselines = self._baselines(policy.id, choice)
@@ -172,6 +175,31 @@ class Claims:
             return None
         self._take(claim, choice, baselines)
         return claim
+
+    def _choice(self, policy: Any, *, by_hand: bool) -> Choice:
+        """Choose from the scored groups, which stay locked until the transaction ends."""
+        # Groups that the schedule does not take yet are not read every second.
+        fired = None
+        if self._settings.schedule is not None and not by_hand:
+            fired = last_fired(self._settings.schedule, self._now)
+        lock_candidates(self._connection, self._project, policy.id, fired)
+        return choose(
+            with_parts(
+                self._connection,
+                self._project,
+                read_candidates(self._connection, self._project, policy.id, fired),
+                self._learning,
+            ),
+            read_lineage(self._connection, self._project, policy.id, policy.live_version),
+            self._now,
+            self._settings,
+            live_since=read_live_since(self._connection, self._project, policy.id, policy.live_version),
+            by_hand=by_hand,
+        )
+
+    def _discard(self, choice: Choice) -> None:
+        for reason, group_ids in choice.discarded.items():
+            discard(self._connection, self._project, group_ids, reason)
 
     def _by_examples(self, policy: Any, kind: Kind) -> Claim | None:
         """Claim a step that imitates, or learns from words. The step itself then selects its examples, if any."""

@@ -68,6 +68,14 @@ class Store:
         with self._engine.begin() as connection:
             return Claims(connection, self._project, settings, datetime.now(UTC), learning).next(policy)
 
+    def why_due(self, policy: str, settings: TrainerSettings, learning: RewardSettings | None = None) -> str | None:
+        """Return why `claim` would claim a step of the policy now; None if it would claim none.
+
+        Also discards groups, as `claim` does. `learning`: as there.
+        """
+        with self._engine.begin() as connection:
+            return Claims(connection, self._project, settings, datetime.now(UTC), learning).why_due(policy)
+
     def members(self, claim: Claim, learning: RewardSettings | None = None, *, tools: bool = False) -> list[Member]:
         """Return the completions of the step's trajectories, with whole prompts, in a fixed order.
 

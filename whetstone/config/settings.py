@@ -140,9 +140,7 @@ class Settings(Section):
     trainer: TrainerSettings = TrainerSettings()
     training_service: TrainingServiceSettings | None = None
     """A server that computes the steps instead of this machine: `[training_service]` with `url`. Unset: none."""
-    launcher: LauncherSettings | None = None
-    """What starts a training machine when a step is due: `[launcher]` with `command`. Unset: a training worker always
-    runs."""
+    launcher: LauncherSettings = LauncherSettings()
     adapters: AdapterSettings = AdapterSettings()
     gate: GateSettings = GateSettings()
     learning: dict[str, RewardSettings] = Field(default_factory=dict)
@@ -258,6 +256,10 @@ class Settings(Section):
         if self.training_service is None:
             return self
         self.training_service.check(self.trainer)
+        if self.launcher.command:
+            raise ValueError(
+                "launcher.command would start a machine for what training_service computes: remove one of the two"
+            )
         if self.vllm.shares_device:
             raise ValueError(
                 "vLLM would sleep while a training service computes on other devices: set vllm.shares_device to false"

@@ -31,7 +31,7 @@ def examine(settings: Settings, model: str, card_gib: float | None, shared: bool
         SettingsError: no memory is named, and no GPU is here.
     """
     sizes = read(model)
-    trains = settings.training_service is None
+    trains = settings.training_service is None and not settings.launcher.command
     if card_gib is not None:
         mode = plan.shared_mode(settings) if shared or (shared is None and settings.vllm.shares_device) else "own"
         each = max(1, len(settings.vllm.devices_each[0]))

@@ -40,6 +40,10 @@ PHASES = {
     "stopping": "wait: its last processes still run; then `whetstone up` starts it again",
 }
 """What to do while the processes of a stack start or stop."""
+LAUNCHES = (
+    "`SELECT * FROM admin_launches ORDER BY launch DESC` has all launches; `whetstone logs trainer` what their command "
+    "printed"
+)
 ELSEWHERE = "`whetstone docs why_not_trained` explains it; `whetstone trajectories --why {reason}` lists them"
 
 
@@ -76,6 +80,8 @@ class Stack:
     """The proxy's."""
     phase: str | None = None
     """`starting` or `stopping`, if its processes do one of these; None if they run or none does."""
+    launch: str | None = None
+    """What the launcher did last; None where a training worker always runs."""
 
 
 def why_not(
@@ -104,9 +110,11 @@ def why_not(
             f"nothing: it ends by itself; `whetstone versions {name}` shows the tests",
         )
     if policy["step_asked_at"] is not None:
+        if stack.launch is not None:
+            return f"a step is requested; {stack.launch}", LAUNCHES
         return "a step is requested, and waits for the training worker", "`whetstone logs trainer` says what it does"
     if scored.groups or scored.singles:
-        return _of_scored(name, scored, policy, trainer, now)
+        return _of_scored(name, scored, policy, trainer, stack, now)
     return _of_groups(scored, policy["groups"], policy["attempts"]) or _of_attempts(policy, was_called, stack)
 
 
@@ -162,7 +170,7 @@ def gain(rewards: Rewards, before: int, after: int, attempts: Attempts) -> dict[
 
 
 def _of_scored(
-    name: str, scored: ScoredGroups, policy: Row, trainer: TrainerSettings, now: datetime
+    name: str, scored: ScoredGroups, policy: Row, trainer: TrainerSettings, stack: Stack, now: datetime
 ) -> tuple[str, str]:
     by_hand = f"`whetstone step {name}` trains on what is there"
     worth = scored.worth(trainer)
@@ -174,15 +182,15 @@ def _of_scored(
         coming = f"; {waiting} more wait for members or rewards" if waiting else ""
         what = f"{_places(worth)} of the {trainer.groups_per_step} scored groups that start a step"
         return f"{what} are there{singles}{coming}", f"wait for more, lower `trainer.groups_per_step`, or {by_hand}"
-    # A version's answers are waited for since it is live: its step's end, where that was the last one.
-    last_step = policy["last_step"]
-    times = [time for time in (scored.oldest, last_step and last_step["ended_at"]) if time is not None]
+    times = [time for time in (scored.oldest, policy["live_since"]) if time is not None]
     waited_s = (now - max(times, default=now)).total_seconds()
     if waited_s < trainer.fresh_waits_s + LATE_S:
         return (
             "enough scored groups are there; the step begins, or waits for answers of the live version",
-            f"nothing: it waits {trainer.fresh_waits_s:g} s at most (`trainer.fresh_waits_s`)",
+            f"nothing: it waits for them {trainer.fresh_waits_s:g} s at most (`trainer.fresh_waits_s`)",
         )
+    if stack.launch is not None:
+        return f"enough scored groups are there; {stack.launch}", LAUNCHES
     return (
         "enough scored groups are there, and no step has begun",
         f"`whetstone step {name} --dry-run` says what a step would take; `whetstone logs trainer` what the worker does",

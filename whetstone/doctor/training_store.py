@@ -18,6 +18,7 @@ CLOSED = ("scored", "claimed", "trained", "discarded")
 LEAST_SPREAD = 1e-9
 """Standard deviation of a group's rewards below which they are equal; the trainer itself compares their gaps."""
 
+launches = schema.launches.c
 g, p, s, v = schema.groups.c, schema.policies.c, schema.steps.c, schema.policy_versions.c
 _HOURS = ("project", "policy", "version", "hour", "split", "state", "why_not_trained", "trajectories")
 th = table(
@@ -28,7 +29,9 @@ th = table(
 def policies(connection: Connection, project: str, since: datetime, name: str | None = None) -> list[dict[str, Any]]:
     """Return the project's policies, or the one with this name: live version, candidate, last step, groups by state,
     and the attempts since `since` by what became of them."""
+    live = (v.project == p.project, v.policy == p.id, v.version == p.live_version)
     query = select(p.id.label("policy"), p.state, p.live_version, p.upstream, p.created_at, p.step_asked_at)
+    query = query.add_columns(select(v.promoted_at).where(*live).scalar_subquery().label("live_since"))
     query = query.where(p.project == project, *([] if name is None else [p.id == name]))
     rows = connection.execute(query.order_by(p.id)).all()
     candidates = select(v.policy, func.max(v.version)).where(v.project == project, v.state == "candidate")
@@ -64,6 +67,18 @@ def scored(connection: Connection, project: str, policy: str) -> ScoredGroups:
         recent=recent,
         recent_uniform=recent_uniform,
     )
+
+
+def last_launch(connection: Connection, project: str) -> str:
+    """Return what the launcher of the project did last, in words."""
+    query = select(schema.launches).where(launches.project == project).order_by(launches.number.desc()).limit(1)
+    row = connection.execute(query).first()
+    if row is None:
+        return "the launcher has started no machine yet"
+    if row.ended_at is None:
+        return f"launch {row.number} runs since {row.created_at:%H:%M} UTC"
+    how = f"ended with {row.steps} steps" if row.error is None else row.error
+    return f"the last launch, {row.number}, at {row.ended_at:%H:%M} UTC: {how}"
 
 
 def rewards(connection: Connection, project: str, policy: str, versions: Sequence[int]) -> Rewards:

@@ -56,7 +56,7 @@ def choose(
     if starts_vllm:
         lines.extend(_of_build(model, settings, cpu_build))
     serves = starts_vllm and not cpu_build and bool(cards)
-    here = settings.training_service is None
+    here = settings.training_service is None and not settings.launcher.command
     trains = here and bool(cards) and not cpu_trainer and settings.trainer.device in ("auto", "cuda")
     if serves or trains:
         placement = devices.place(settings, cards, serves=serves, trains=trains)

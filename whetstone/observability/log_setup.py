@@ -25,8 +25,8 @@ OURS = ("proxy", "judge", "trainer", "migrations", "whetstone")
 """Loggers to which `debug` applies."""
 QUIET = ("httpx", "httpcore", "celery.worker.strategy", "celery.worker.request", "celery.app.trace", "kombu")
 """Loggers that write a line at every poll of a server or queue; only their warnings are logged."""
-ALWAYS_LOGGED = ("celery.apps.worker",)
-"""Loggers that log from INFO on at every level: `up` waits for the line that a worker is ready."""
+ALWAYS_LOGGED = ("celery.apps.worker", "trainer.launcher.ready")
+"""Loggers that log from INFO on at every level: `up` waits for the line that a worker, or the launcher, is ready."""
 SERVERS = ("uvicorn", "uvicorn.error", "uvicorn.access")
 """Loggers whose own handlers are removed."""
 

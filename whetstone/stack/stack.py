@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from migrations.run import upgrade
 from whetstone import torch_builds
+from whetstone.config.launcher import LAUNCHER_STOPS_S
 from whetstone.config.proxy import VllmSettings
 from whetstone.config.settings import BOOTSTRAP_VARIABLE, Settings, SettingsError, as_environment
 from whetstone.config.trainer import TrainerSettings
@@ -194,10 +195,9 @@ def training_worker(settings: Settings, supervisor: Supervisor, ours: dict[str, 
         "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "1"),
     }
     niceness = settings.trainer.niceness
-    if settings.launcher is not None:
-        command = [sys.executable, "-m", "trainer.launcher"]
-        # What it started has as long to end as the launcher gives it.
-        return Part("trainer", command, patient, _says_ready(supervisor, "trainer"), timeout_s=180, niceness=niceness)
+    if settings.launcher.command:
+        command, ready = [sys.executable, "-m", "trainer.launcher"], _says_ready(supervisor, "trainer")
+        return Part("trainer", command, patient, ready, stop_timeout_s=LAUNCHER_STOPS_S, niceness=niceness)
     program = trainer_program(settings.trainer)
     return _worker(supervisor, "trainer", program, TRAINER_QUEUE, patient, ["--pool", "solo"], niceness)
 
@@ -269,7 +269,7 @@ def _worker(
 
 
 def _says_ready(supervisor: Supervisor, name: str) -> Callable[[], bool]:
-    """Return what looks whether a part has said in its log that it is ready."""
+    """Return a function that tells whether the part's log says, since now, that the part is ready."""
     log, begin = _log_end(supervisor, name)
 
     def ready() -> bool:

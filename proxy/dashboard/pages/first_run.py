@@ -57,7 +57,8 @@ def load(request: PageRequest) -> FirstRun | None:
         since = request.now - timedelta(days=training.DAYS)
         (row,) = training_store.policies(connection, project, since, name)
         scored = training_store.scored(connection, project, name)
-        stack = training.Stack(runs=True, trainer_alive=None, url=None)
+        launch = training_store.last_launch(connection, settings.home) if settings.launcher.command else None
+        stack = training.Stack(runs=True, trainer_alive=None, url=None, launch=launch)
         ready = scored.worth(settings.trainer)
         why_not = training.why_not(row, scored, bool(attempts), settings.trainer, stack, request.now)
     steps = milestones(

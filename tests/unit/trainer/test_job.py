@@ -6,19 +6,18 @@ import time
 from trainer.job import take_steps
 
 
-def test_a_job_ends_once_it_has_been_idle() -> None:
-    due = [True, True, False, True]
-    calls = 0
+def test_a_job_ends_once_it_has_waited_without_a_step() -> None:
+    due, waits = [True, False, True, False], 0
 
-    def sweep() -> bool:
-        nonlocal calls
-        calls += 1
-        return due.pop(0) if due else False
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal waits
+            assert timeout == 1.0
+            waits += 1
+            return False
 
-    began = time.monotonic()
-    take_steps(sweep, idle_s=0.2, sweep_s=0.01, stopped=threading.Event())
-    assert not due and calls > 5
-    assert time.monotonic() - began >= 0.2
+    take_steps(lambda: bool(due) and due.pop(0), idle_s=5, sweep_s=1.0, stopped=Stop())
+    assert not due and waits == 1 + 5
 
 
 def test_a_job_that_is_stopped_takes_no_further_step() -> None:

@@ -1,5 +1,6 @@
 """`whetstone status`: show what runs, why nothing trains now, and problems with their remedies."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -66,9 +67,10 @@ def examine(settings: Settings, now: datetime) -> Facts:
         facts |= {"processes": processes, "proxy": probes.proxy(up.proxy)} | probes.figures(up.proxy)
     try:
         with snapshot(settings.database_url) as connection:
+            launch = training_store.last_launch(connection, settings.home) if settings.launcher.command else None
             for own in settings.of_projects():
                 rows = training_store.policies(connection, own.project, now - timedelta(days=training.DAYS))
-                stack = _stack(facts, own)
+                stack = replace(_stack(facts, own), launch=launch)
                 facts["policies"] += [row | _training(connection, row, stack, own, now) for row in rows]
             facts["replicas"] = store.replicas(connection, settings.home)
             if not facts["running"] and not settings.vllm.urls:

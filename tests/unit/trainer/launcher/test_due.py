@@ -9,7 +9,6 @@ from sqlalchemy import Engine, update
 
 from migrations import schema
 from tests.unit.trainer.store.test_claims import RULES, Tables
-from trainer.launcher.due import why_due
 
 
 @pytest.fixture
@@ -17,9 +16,8 @@ def tables(engine: Engine, seed: Any) -> Tables:
     return Tables(engine, seed)
 
 
-def due(tables: Tables) -> str | None:
-    with tables.engine.connect() as connection:
-        return why_due(connection, "default", "starter", RULES, datetime.now(UTC))
+def due(tables: Tables, **changed: Any) -> str | None:
+    return tables.store.why_due("starter", RULES.model_copy(update=changed))
 
 
 def enough(tables: Tables) -> None:
@@ -39,6 +37,11 @@ def asked(tables: Tables) -> None:
 def recording(tables: Tables) -> None:
     enough(tables)
     tables.policy(state="recording")
+
+
+def asked_while_recording(tables: Tables) -> None:
+    recording(tables)
+    tables.ask()
 
 
 def asked_while_paused(tables: Tables) -> None:
@@ -77,6 +80,7 @@ def in_tests(tables: Tables) -> None:
     [
         (enough, "starter: a step of 12 groups is due"),
         (asked, "starter: a step was requested"),
+        (asked_while_recording, "starter: a step was requested"),
         (left_by_its_worker, "starter: the worker of step 1 has ended"),
         (few, None),
         (recording, None),
@@ -94,12 +98,27 @@ def test_what_is_due_is_what_a_worker_would_claim(
     assert (tables.claim() is not None) is (says is not None)
 
 
-def test_to_ask_changes_nothing(tables: Tables) -> None:
+def test_to_look_claims_nothing_and_discards_nothing_that_the_step_would(tables: Tables) -> None:
     enough(tables)
-    assert due(tables) == due(tables)
+    tables.group("uniform", rewards=(1.0, 1.0))
+    assert due(tables) == due(tables) == "starter: a step of 12 groups is due"
     assert tables.steps() == []
+    assert tables.seed.one(schema.groups, "uniform").state == "scored"
+    assert tables.claim() is not None
+    assert tables.steps()[0].discarded == {"group_uniform": 1}
+
+
+def test_while_no_step_is_due_groups_are_discarded_as_by_a_worker(tables: Tables) -> None:
+    tables.group("g")
+    tables.group("uniform", rewards=(1.0, 1.0))
+    assert due(tables, fresh_waits_s=0) is None
+    assert [tables.seed.one(schema.groups, name).state for name in ("g", "uniform")] == ["scored", "discarded"]
+
+
+def test_a_schedule_that_has_not_fired_since_has_nothing_due(tables: Tables) -> None:
+    enough(tables)
+    assert due(tables, schedule="0 3 1 1 *") is None
 
 
 def test_a_policy_that_does_not_exist_has_nothing_due(tables: Tables) -> None:
-    with tables.engine.connect() as connection:
-        assert why_due(connection, "default", "other", RULES, datetime.now(UTC)) is None
+    assert tables.store.why_due("other", RULES) is None

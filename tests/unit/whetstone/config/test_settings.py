@@ -244,9 +244,12 @@ def test_a_launcher_reaches_the_programs_that_up_starts():
     settings = Settings(launcher={"command": ("sh", "-c", "exit 3"), "usd_per_hour": 2.5})
     again = load(environment=as_environment(settings, config=Path(os.devnull)))
     assert again.launcher == settings.launcher
-    assert Settings().launcher is None
-    with pytest.raises(SettingsError, match="launcher.command"):
-        load(environment={}, config=Path(os.devnull), launcher__idle_s=3)
+    assert Settings().launcher.command == ()
+
+
+def test_no_machine_is_started_for_a_training_service():
+    with pytest.raises(ValidationError, match="remove one of the two"):
+        Settings(trainer={"loss": "dapo"}, training_service=SERVICE, launcher={"command": ("true",)})
 
 
 def test_vllm_does_not_sleep_for_a_training_service():

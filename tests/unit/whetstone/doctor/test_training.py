@@ -17,7 +17,7 @@ EMPTY = ScoredGroups(groups=0, singles=0, uniform=0, oldest=None)
 
 
 def policy(**changed: Any) -> dict[str, Any]:
-    row = {"policy": "starter", "state": "training", "last_step": None, "step_asked_at": None}
+    row = {"policy": "starter", "state": "training", "last_step": None, "step_asked_at": None, "live_since": None}
     return row | {"groups": NO_GROUPS, "attempts": {}} | changed
 
 
@@ -87,8 +87,16 @@ def test_enough_groups_wait_for_fresh_answers_and_not_for_long(waited_s: float, 
 
 
 def test_groups_that_closed_during_a_long_step_wait_for_its_version() -> None:
-    ended = policy(last_step=step("promoted") | {"ended_at": NOW - timedelta(seconds=30)})
-    assert "the step begins" in sentence(ended, scored(groups=12, waited_s=1000))[0]
+    promoted = policy(live_since=NOW - timedelta(seconds=30))
+    assert "the step begins" in sentence(promoted, scored(groups=12, waited_s=1000))[0]
+
+
+def test_with_a_launcher_the_last_launch_is_named() -> None:
+    stack = replace(STACK, launch="launch 3 runs since 12:00 UTC")
+    asked = sentence(policy(step_asked_at=NOW), stack=stack)
+    assert asked[0] == "a step is requested; launch 3 runs since 12:00 UTC" and "admin_launches" in asked[1]
+    due = sentence(policy(), scored(groups=12, waited_s=1000), stack=stack)
+    assert due[0] == "enough scored groups are there; launch 3 runs since 12:00 UTC"
 
 
 def test_a_schedule_is_named() -> None:

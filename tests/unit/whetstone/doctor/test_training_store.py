@@ -23,6 +23,28 @@ def test_scored_groups_are_counted_by_what_they_are_compared_with(engine: Engine
     assert scored == ScoredGroups(groups=2, singles=2, uniform=2, oldest=oldest, recent=3, recent_uniform=1)
 
 
+def test_the_last_launch_is_told_in_words(engine: Engine, seed: Seed) -> None:
+    def last() -> str:
+        with engine.connect() as connection:
+            return store.last_launch(connection, "default")
+
+    assert last() == "the launcher has started no machine yet"
+    row = {"project": "default", "reason": "starter: a step was requested", "created_at": NOW}
+    over = row | {"ended_at": NOW + timedelta(minutes=5), "steps": 3}
+    seed.insert(schema.launches, number=1, **over)
+    assert last() == f"the last launch, 1, at {NOW + timedelta(minutes=5):%H:%M} UTC: ended with 3 steps"
+    seed.insert(schema.launches, number=2, **over | {"error": "no step was taken while the command ran", "steps": 0})
+    assert last().endswith("UTC: no step was taken while the command ran")
+    seed.insert(schema.launches, number=3, **row)
+    assert last() == f"launch 3 runs since {NOW:%H:%M} UTC"
+
+
+def test_a_policy_says_since_when_its_version_is_live(engine: Engine, seed: Seed) -> None:
+    with engine.connect() as connection:
+        (row,) = store.policies(connection, "default", NOW)
+    assert row["live_since"] == NOW
+
+
 def test_equal_rewards_are_counted_among_the_newest_groups_that_closed(engine: Engine, seed: Seed) -> None:
     states = ("scored", "claimed", "trained", "discarded")
     for number in range(2 * store.RECENT):
