@@ -6,7 +6,6 @@ vLLM and the adapters; no broker.
 
 import logging
 import os
-import signal
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.observability import log_setup, tracing
 from whetstone.stack.stack import several_processes
+from whetstone.stack.supervisor import stop_at_signals
 
 if TYPE_CHECKING:
     from trainer.worker import Worker
@@ -50,13 +50,7 @@ def run(settings: Settings, worker: "Worker") -> None:
     log_setup.set_up(settings.log)
     tracing.start(settings.log, "trainer")
     worker.prepare()
-
-    def stop(number: int, _: object) -> None:
-        worker.stopped.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    stop_at_signals(worker.stopped)
     idle_s = settings.launcher.idle_s
     log.info("the job takes steps until it has waited for %g s without one", idle_s)
     take_steps(worker.sweep, idle_s, settings.sweep_s, worker.stopped)

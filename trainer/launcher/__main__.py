@@ -1,7 +1,6 @@
 """Run the launcher until SIGTERM or SIGINT: `python -m trainer.launcher`, which `whetstone up` starts by itself."""
 
 import logging
-import signal
 import threading
 from datetime import UTC, datetime
 from functools import partial
@@ -20,6 +19,7 @@ from trainer.store.unit_of_work import Store
 from whetstone.config.settings import Settings, SettingsError, load
 from whetstone.database.engine import connect
 from whetstone.observability import log_setup, tracing
+from whetstone.stack.supervisor import stop_at_signals
 
 log = logging.getLogger("trainer.launcher")
 
@@ -45,15 +45,16 @@ class Launcher:
             sqlalchemy.exc.DBAPIError: the database is unreachable.
         """
         self.launches.look(now)
-        may_start = self.launches.may_start(now)
         for project in self._projects:
             for policy in sorted(project.store.policies()):
                 guarded(policy, partial(project.gate.go_on, now=now))
                 guarded(policy, partial(project.handovers.go_on, now=now))
-                # Groups are discarded by it too, so it is called also while nothing may be started.
-                if guarded(policy, project.look) and may_start:
-                    self.launches.start(str(project.why), now)
-                    may_start = False
+                if self.launches.running:
+                    continue  # its job claims, and discards groups
+                # Also while the next launch waits: no job discards groups then.
+                reason = guarded(policy, project.why_due)
+                if reason is not None and self.launches.may_start(now):
+                    self.launches.start(reason, now)
 
 
 class _Project:
@@ -64,12 +65,10 @@ class _Project:
         self.store = Store(engine, own.project, own.home)
         self.gate = GateController(GateTables(engine, own.project), own)
         self.handovers = HandoverController(HandoverTables(engine, own.project), own)
-        self.why: str | None = None
 
-    def look(self, policy: str) -> bool:
-        """Return whether the policy has a step to take; `why` says which."""
-        self.why = self.store.why_due(policy, self._settings.trainer, self._settings.parts_learning_of(policy))
-        return self.why is not None
+    def why_due(self, policy: str) -> str | None:
+        """Return which step the policy has to take; None without one."""
+        return self.store.why_due(policy, self._settings.trainer, self._settings.parts_learning_of(policy))
 
 
 def main() -> None:
@@ -82,13 +81,7 @@ def main() -> None:
     log_setup.set_up(settings.log)
     tracing.start(settings.log, "trainer")
     stopped = threading.Event()
-
-    def stop(number: int, _: object) -> None:
-        stopped.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    stop_at_signals(stopped)
     # At every level of the log: `up` waits for this line.
     logging.getLogger("trainer.launcher.ready").info("the launcher is ready.")
     while not stopped.is_set():

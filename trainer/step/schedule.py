@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
@@ -12,6 +13,8 @@ from whetstone.registry.adapters import StoreError
 from whetstone.vllm.client import VllmError
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 def rounds(
@@ -32,7 +35,7 @@ def rounds(
     Raises:
         sqlalchemy.exc.DBAPIError: the database is unreachable.
     """
-    steps, taken = 0, [True]
+    took_any, taken = False, list[bool | None]([True])
     while any(taken):
         for policy in policies:
             guarded(policy, go_on)
@@ -42,22 +45,22 @@ def rounds(
         else:
             with ThreadPoolExecutor(at_once, thread_name_prefix="step") as threads:
                 taken = list(threads.map(partial(guarded, act=take), policies))
-        steps += sum(taken)
-    return steps > 0
+        took_any |= any(taken)
+    return took_any
 
 
-def guarded(policy: str, act: Callable[[str], object]) -> bool:
-    """Return whether `act` returned something true; log its error, if it has one.
+def guarded(policy: str, act: Callable[[str], Result]) -> Result | None:
+    """Return what `act` returns; log its error, if it has one, and return None.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database is unreachable.
     """
     try:
-        return bool(act(policy))
+        return act(policy)
     except (VllmError, StoreError, LeaseLost) as error:
         log.warning("%s: %s", policy, error)
     except DBAPIError:
         raise
     except Exception:  # any error: a claimed step is retried when its lease ends, and fails after its last attempt
         log.exception("%s: the step could not be taken", policy)
-    return False
+    return None

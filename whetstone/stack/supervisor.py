@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -187,6 +188,17 @@ def die_with_parent(number: signal.Signals) -> None:
     """Make the kernel send this process the signal when its parent dies (Linux)."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def stop_at_signals(stopped: threading.Event) -> None:
+    """Set the event at SIGTERM or SIGINT; the same signal again ends the process at once."""
+
+    def stop(number: int, _: object) -> None:
+        stopped.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
 
 
 def _kill_group(pid: int) -> None:
